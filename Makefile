@@ -1,0 +1,40 @@
+# One command per job, each from a fresh clone. `make demo PROMPT="..." MESH=dp=1,tp=2,pp=2` chooses text and mesh.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# One environment with all extras: two partial ones would be installed twice.
+STAMP := $(VENV)/.installed
+
+export PROMPT ?=
+export MESH ?=
+
+.PHONY: demo test check bench docs gpu clean
+
+demo: $(STAMP)
+	$(BIN)/dtorch demo $${PROMPT:+--prompt "$$PROMPT"} $${MESH:+--mesh "$$MESH"}
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+docs: $(STAMP)
+	$(BIN)/python -m pytest tests/house/test_docs_run.py tests/house/test_public_api.py
+
+gpu: $(STAMP)
+	PATH="$(abspath $(BIN)):$$PATH" bash scripts/gpu_check.sh
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[hf,test]"
+	touch $@
