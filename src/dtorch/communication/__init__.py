@@ -1,0 +1,1 @@
+"""Collectives: the only part of dtorch that may use ``torch.distributed``."""

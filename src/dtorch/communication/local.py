@@ -1,0 +1,146 @@
+"""Collectives over pieces that one worker holds: pure functions on tensors, no process involved.
+
+Every result is a new tensor that shares no memory with its sources. Results keep the order of strides of their sources,
+as pointwise operators do, so a transposed value stays transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Part = tuple[int, Sequence[int], Sequence[int], Sequence[int]]
+"""(source piece, offset in source, offset in target, size), the last three per dim, in elements."""
+
+
+def all_gather(line: Sequence[Tensor], dim: int) -> Tensor:
+    """Concatenate one line of pieces.
+
+    Args:
+        line: local tensors that are alike but for the size of ``dim``; sizes may be uneven or zero.
+        dim: tensor dim, not negative.
+    """
+    order = _memory_order(next((t for t in line if t.numel()), line[0]))
+    if order is None:
+        return torch.cat(list(line), dim)
+    joined = torch.cat([t.permute(order) for t in line], order.index(dim))
+    return joined.permute(_inverse(order))
+
+
+def all_reduce(line: Sequence[Tensor], op: str) -> Tensor:
+    """Reduce one line of pieces of one shape, from first to last, so that the result does not depend on timing.
+
+    Integers average rounding down; on bool, a sum is *or* and a product is *and*.
+
+    Args:
+        op: ``"sum"``, ``"avg"``, ``"max"``, ``"min"`` or ``"prod"``.
+    """
+    combine, combine_into = _COMBINE[op]
+    if len(line) == 1:
+        return line[0].clone()
+    total = combine(line[0], line[1])
+    for piece in line[2:]:
+        combine_into(total, piece)
+    if op == "avg" and total.dtype != torch.bool:
+        rounding = None if total.is_floating_point() or total.is_complex() else "floor"
+        total.div_(len(line), rounding_mode=rounding)
+    return total
+
+
+def reduce_scatter(line: Sequence[Tensor], op: str, dim: int, start: int, size: int) -> Tensor:
+    """One piece of the reduction of a line: ``size`` elements along ``dim`` from ``start``. The whole never exists.
+
+    Args:
+        op: as for ``all_reduce``.
+    """
+    return all_reduce([t.narrow(dim, start, size) for t in line], op)
+
+
+def keep(piece: Tensor, dim: int, start: int, size: int) -> Tensor:
+    """A copy of ``size`` elements along ``dim`` from ``start``."""
+    return piece.narrow(dim, start, size).clone()
+
+
+def fill(piece: Tensor, op: str, *, first: bool) -> Tensor:
+    """One part of a partial made from a whole value: the first part is the value, the others change nothing.
+
+    For ``"avg"`` every part is the value.
+    """
+    if first or op == "avg":
+        return piece.clone()
+    return torch.full_like(piece, _identity(op, piece.dtype))
+
+
+def assemble(sources: Sequence[Tensor], parts: Sequence[Part], shape: Sequence[int], device: torch.device) -> Tensor:
+    """Build one target piece from parts of source pieces, which may lie on another device.
+
+    Args:
+        sources: all source pieces.
+        parts: what to copy; together they cover the target.
+        shape: local shape of the target piece.
+    """
+    like = sources[parts[0][0]] if parts else sources[0]
+    target = _empty(shape, _memory_order(like), like.dtype, device)
+    for number, from_offset, to_offset, size in parts:
+        _box(target, to_offset, size).copy_(_box(sources[number], from_offset, size))
+    return target
+
+
+def _box(tensor: Tensor, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+    for dim, (start, length) in enumerate(zip(offset, size, strict=True)):
+        if length != tensor.shape[dim]:
+            tensor = tensor.narrow(dim, start, length)
+    return tensor
+
+
+def _empty(shape: Sequence[int], order: list[int] | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if order is None:
+        return torch.empty(list(shape), dtype=dtype, device=device)
+    return torch.empty([shape[d] for d in order], dtype=dtype, device=device).permute(_inverse(order))
+
+
+def _memory_order(tensor: Tensor) -> list[int] | None:
+    """Dims from the largest stride to the smallest; None where that is the order of the dims.
+
+    An expanded tensor has no order of its own, so it counts as row-major.
+    """
+    strides = tensor.stride()
+    if any(step == 0 and size > 1 for step, size in zip(strides, tensor.shape, strict=True)):
+        return None
+    order = sorted(range(len(strides)), key=lambda d: -strides[d])
+    return None if order == list(range(len(strides))) else order
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return [order.index(d) for d in range(len(order))]
+
+
+def _identity(op: str, dtype: torch.dtype) -> float | int | bool:
+    """The number that changes nothing when it is combined by ``op``."""
+    if op in ("sum", "prod"):
+        return 0 if op == "sum" else 1
+    if dtype == torch.bool:
+        return op == "min"
+    if dtype.is_floating_point:
+        return float("-inf") if op == "max" else float("inf")
+    limits = torch.iinfo(dtype)
+    return limits.min if op == "max" else limits.max
+
+
+def _maximum_into(total: Tensor, piece: Tensor) -> Tensor:
+    return torch.maximum(total, piece, out=total)
+
+
+def _minimum_into(total: Tensor, piece: Tensor) -> Tensor:
+    return torch.minimum(total, piece, out=total)
+
+
+_COMBINE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "sum": (torch.add, Tensor.add_),
+    "avg": (torch.add, Tensor.add_),
+    "max": (torch.maximum, _maximum_into),
+    "min": (torch.minimum, _minimum_into),
+    "prod": (torch.mul, Tensor.mul_),
+}

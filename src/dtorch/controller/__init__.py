@@ -1,0 +1,1 @@
+"""The controller: device map, routing and counters. It never touches tensor data."""

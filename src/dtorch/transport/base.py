@@ -1,0 +1,54 @@
+"""The seam between those who send instructions and those who run them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ..core.program import Instruction, PendingReply, Reply
+
+
+class Runner(Protocol):
+    """Runs batches: a worker's executor, or a fake in a test."""
+
+    def submit(self, first: int, batch: list[Instruction]) -> None:
+        """Run a batch; failures of operators wait for the next ``run``."""
+
+    def run(self, first: int, batch: list[Instruction]) -> Reply:
+        """Run a batch and answer its last instruction."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+class Transport(Protocol):
+    """Carries batches to one runner, in order."""
+
+    def submit(self, first: int, batch: list[Instruction]) -> None:
+        """Send a batch; may wait for credit when the runner is behind."""
+
+    def request(self, first: int, batch: list[Instruction]) -> PendingReply:
+        """Send a batch whose last instruction is answered."""
+
+    def close(self) -> None:
+        """Let what was sent finish, then end; a second call does nothing."""
+
+
+class Finished:
+    """A reply that is there already."""
+
+    __slots__ = ("_reply",)
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def result(self, timeout: float | None = None) -> Reply:
+        """The reply, at once."""
+        return self._reply
+
+    def add_done_callback(self, fn: Any) -> None:
+        """Call ``fn(self)`` at once."""
+        fn(self)

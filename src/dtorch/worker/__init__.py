@@ -1,0 +1,1 @@
+"""Workers: look up, run, store. They know no sharding rules."""

@@ -1,0 +1,209 @@
+"""``Executor``: runs instructions in order, keeps failures for the next reply, and never stops at a failed operator."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InternalError
+from ..core.program import Barrier, Call, DefinePlan, Draw, Failure, Fetch, Forget, Free, Instruction, Put, Reply, Shutdown
+from .compile import CompiledPlan
+from .devices import Devices
+from .isolation import isolated
+from .steps import StepFailed
+from .store import Poison, Store
+
+
+class Executor:
+    """A worker's thread of control, without the thread: owns the store and the plans, and runs batches.
+
+    ``Put`` hands tensors over: a tensor already on its device is stored as it is, not copied.
+
+    Args:
+        devices: where logical devices are.
+    """
+
+    def __init__(self, devices: Devices | None = None) -> None:
+        self.devices = devices or Devices()
+        self.store = Store()
+        self._plans: dict[int, CompiledPlan | Poison] = {}
+        self._runs: dict[int, Callable[[Store, Any], None]] = {}
+        self._failures: list[Failure] = []
+
+    def submit(self, first: int, batch: list[Instruction]) -> None:
+        """Run a batch whose first Call or Draw has sequence number ``first``; failures wait for the next reply."""
+        with isolated():
+            self._execute(first, batch)
+
+    def run(self, first: int, batch: list[Instruction]) -> Reply:
+        """Run a batch and answer its last instruction, with every failure since the last reply."""
+        with isolated():
+            result = self._execute(first, batch)
+        failures, self._failures = self._failures, []
+        if isinstance(result, Poison):
+            known = any(f is result.failure for f in failures)
+            return Reply(None, failures if known else [*failures, result.failure])
+        return Reply(result, failures)
+
+    def close(self) -> None:
+        """Release everything."""
+        self.store.clear()
+        self._plans.clear()
+        self._runs.clear()
+
+    def _execute(self, first: int, batch: list[Instruction]) -> Any:
+        store, runs, result = self.store, self._runs, None
+        at = 0
+        try:
+            for at, instruction in enumerate(batch):
+                if type(instruction) is Call:
+                    try:
+                        runs[instruction.plan](store, instruction)
+                    except Exception as error:
+                        self._fail(_sequence(first, batch, at), instruction, error)
+                else:
+                    result = self._other(instruction, first, batch, at)
+        except KeyboardInterrupt as interrupt:
+            self._abandon(first, batch, at, interrupt)
+            raise
+        return None if batch and type(batch[-1]) is Call else result
+
+    def _other(self, instruction: Instruction, first: int, batch: list[Instruction], at: int) -> Any:
+        """Any instruction but a Call; returns its answer."""
+        handler = _HANDLERS[type(instruction)]
+        try:
+            return handler(self, instruction)
+        except Exception as error:
+            return self._fail(_sequence(first, batch, at), instruction, error)
+
+    def _define(self, instruction: DefinePlan) -> None:
+        plan = CompiledPlan(instruction, self.devices.device)
+        self._plans[instruction.plan] = plan
+        self._runs[instruction.plan] = plan.run
+
+    def _draw(self, instruction: Draw) -> Tensor | None:
+        """Run a plan on the default generator, put in the given state and left as it was; answers the state after."""
+        plan = self._plan(instruction)
+        if instruction.state is None:
+            plan.run(self.store, instruction)
+            return None
+        generator = self.devices.generator(plan.device_type)
+        before = generator.get_state()
+        try:
+            generator.set_state(_state(instruction.state))
+            plan.run(self.store, instruction)
+            return generator.get_state()
+        finally:
+            generator.set_state(before)
+
+    def _plan(self, instruction: Call | Draw) -> CompiledPlan:
+        plan = self._plans.get(instruction.plan)
+        if not isinstance(plan, CompiledPlan):
+            raise InternalError(f"plan {instruction.plan} is not defined on this worker")
+        return plan
+
+    def _put(self, instruction: Put) -> None:
+        device = self.devices.device(instruction.mesh.device_type)
+        self.store[instruction.handle] = tuple(t.detach().to(device) for t in instruction.tensors)
+
+    def _fetch(self, instruction: Fetch) -> Any:
+        value = self.store.get(instruction.handle)
+        if value is None:
+            raise InternalError(f"value {instruction.handle} is not stored on this worker")
+        if isinstance(value, Poison):
+            return value
+        pieces = [value[i] for i in instruction.pieces] if instruction.pieces else value
+        if instruction.describe:
+            return [[list(t.shape), list(t.stride()), str(t.dtype).removeprefix("torch.")] for t in pieces]
+        return [t.detach().clone() for t in pieces]
+
+    def _free(self, instruction: Free) -> None:
+        self.store.free(instruction.handles)
+
+    def _forget(self, instruction: Forget) -> None:
+        for number in instruction.plans:
+            self._plans.pop(number, None)
+            self._runs.pop(number, None)
+
+    def _barrier(self, instruction: Barrier) -> None:
+        for device_type in {t.device.type for v in self.store.values() if not isinstance(v, Poison) for t in v} - {"cpu"}:
+            torch.get_device_module(device_type).synchronize()
+
+    def _shutdown(self, instruction: Shutdown) -> None:
+        self.close()
+
+    def _fail(self, sequence: int, instruction: Instruction, error: BaseException) -> Poison:
+        """Poison what an instruction would have made or written; a new failure unless its cause is a poisoned input."""
+        inputs = getattr(instruction, "inputs", ())
+        plan = self._plans.get(getattr(instruction, "plan", -1))
+        poison = self.store.poison_of(inputs) or (plan if isinstance(plan, Poison) else None)
+        if poison is None:
+            poison = Poison(self._failure(sequence, instruction, plan, error))
+            self._failures.append(poison.failure)
+        for handle in getattr(instruction, "outputs", ()):
+            self.store[handle] = poison
+        if isinstance(instruction, Put):
+            self.store[instruction.handle] = poison
+        if isinstance(instruction, DefinePlan):
+            self._plans[instruction.plan] = poison
+            self._runs.pop(instruction.plan, None)
+        for number in plan.written if isinstance(plan, CompiledPlan) else ():
+            self.store.spoil(inputs[number], poison)
+        return poison
+
+    def _failure(self, sequence: int, instruction: Instruction, plan: Any, error: BaseException) -> Failure:
+        number = getattr(instruction, "plan", -1)
+        name = type(instruction).__name__
+        if isinstance(plan, CompiledPlan) and isinstance(error, Exception):
+            blame = plan.blame(error, self.store, instruction)
+        else:
+            blame = StepFailed(getattr(instruction, "operator", name), _device_text(instruction), "unknown")
+        cause = error.__cause__ if isinstance(error, StepFailed) and error.__cause__ is not None else error
+        missing = [h for h in getattr(instruction, "inputs", ()) if h not in self.store]
+        if plan is None and isinstance(instruction, Call):
+            cause = InternalError(f"plan {number} is not defined on this worker")
+        elif missing and isinstance(cause, KeyError):
+            cause = InternalError(f"values {missing} are not stored on this worker")
+        message = f"{type(cause).__name__}: {cause}"
+        text = "".join(traceback.format_exception(cause))
+        return Failure(sequence, blame.operator, number, blame.device, blame.shapes, message, text)
+
+    def _abandon(self, first: int, batch: list[Instruction], at: int, interrupt: KeyboardInterrupt) -> None:
+        """After Ctrl-C: poison what the rest of a batch would compute, but keep the books that later batches rely on."""
+        for later in range(at, len(batch)):
+            instruction = batch[later]
+            if isinstance(instruction, Call | Draw):
+                self._fail(_sequence(first, batch, later), instruction, interrupt)
+            elif not isinstance(instruction, Fetch | Barrier):
+                self._other(instruction, first, batch, later)
+
+
+def _sequence(first: int, batch: list[Instruction], at: int) -> int:
+    """Sequence number of the instruction at a place, or of the next Call where it is none itself."""
+    return first + sum(isinstance(i, Call | Draw) for i in batch[:at])
+
+
+def _state(state: Any) -> Tensor:
+    """A generator state as the byte tensor that PyTorch takes."""
+    return state if isinstance(state, Tensor) else torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _device_text(instruction: Instruction) -> str:
+    mesh = getattr(instruction, "mesh", None)
+    return f"{mesh.device_type}:{','.join(map(str, mesh.ids))}" if mesh is not None else "unknown"
+
+
+_HANDLERS: dict[type, Callable[[Executor, Any], Any]] = {
+    DefinePlan: Executor._define,
+    Draw: Executor._draw,
+    Put: Executor._put,
+    Fetch: Executor._fetch,
+    Free: Executor._free,
+    Forget: Executor._forget,
+    Barrier: Executor._barrier,
+    Shutdown: Executor._shutdown,
+}

@@ -1,0 +1,24 @@
+"""Running a batch as if nothing of the client's surroundings existed.
+
+An embedded worker runs in the client's thread, in the middle of whatever the client does: inside autocast, inference
+mode, a torch function or dispatch mode. All of these have had their say when the client made the instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes, _len_torch_dispatch_stack
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """No gradients, inference mode, autocast, torch function modes or dispatch modes inside."""
+    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
+        if not _len_torch_dispatch_stack():
+            yield
+            return
+        with _disable_current_modes():
+            yield

@@ -1,0 +1,123 @@
+"""Operators by name, and the fastest Python callable that is exactly that operator.
+
+Calling ``torch.ops.aten.add.Tensor`` costs 0.8 us more than ``torch.add``: the one goes through a boxed call, the other
+through a generated binding. But a binding chooses an overload by its arguments, and may do more than one operator. So
+a binding is taken only after it has been seen to dispatch to the very overload, with the very arguments.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..core.errors import InternalError
+
+
+@cache
+def resolve(name: str) -> torch._ops.OpOverload:
+    """The overload of a name like ``aten::add.Tensor``.
+
+    Raises:
+        InternalError: this worker's PyTorch has no such operator.
+    """
+    qualified, _, overload = name.rpartition(".")
+    namespace, _, base = qualified.partition("::")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), base), overload)
+    except (AttributeError, RuntimeError) as error:
+        raise InternalError(f"PyTorch {torch.__version__} of this worker has no operator {name!r}") from error
+
+
+def boxed(operator: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The overload's own callable, without the ``OpOverload`` wrapper around it."""
+    return operator._op
+
+
+@cache
+def schema(operator: torch._ops.OpOverload) -> torch.FunctionSchema:
+    """The operator's schema. ``_schema`` is the only place PyTorch keeps it."""
+    return operator._schema
+
+
+def fastest(operator: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """The fastest callable that with arguments like these runs exactly this overload. Nothing is executed."""
+    plain = boxed(operator)
+    if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
+        return plain
+    wanted = _dispatched(plain, args, kwargs)
+    if wanted is None:
+        return plain
+    for binding in _bindings(operator):
+        if _same(_dispatched(binding, args, kwargs), wanted):
+            return binding
+    return plain
+
+
+class Chooser:
+    """Stands for an operator until its first call, then hands the fastest callable to ``settle``."""
+
+    def __init__(self, operator: torch._ops.OpOverload, settle: Callable[[Callable[..., Any]], None]) -> None:
+        self.operator = operator
+        self.settle = settle
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        chosen = fastest(self.operator, args, kwargs)
+        self.settle(chosen)
+        return chosen(*args, **kwargs)
+
+
+class _Seen(BaseException):
+    """Ends a call once its first operator is known."""
+
+
+class _Watch(TorchDispatchMode):
+    """Notes the first operator that would run, and stops before it runs."""
+
+    seen: tuple | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.seen = (func, args, kwargs or {})
+        raise _Seen
+
+
+def _dispatched(call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple | None:
+    """The first operator that a call dispatches to, with its arguments; None where the call is refused before."""
+    watch = _Watch()
+    try:
+        with watch:
+            call(*args, **kwargs)
+    except _Seen:
+        return watch.seen
+    except Exception:  # whatever a binding raises for arguments that it does not take
+        return None
+    return None
+
+
+def _bindings(operator: torch._ops.OpOverload) -> Iterator[Callable[..., Any]]:
+    """Generated bindings of an ATen operator's name."""
+    namespace, _, base = schema(operator).name.partition("::")
+    if namespace != "aten":
+        return
+    for home in (torch, torch.nn.functional, Tensor):
+        binding = getattr(home, base, None)
+        if isinstance(binding, types.BuiltinFunctionType | types.MethodDescriptorType):
+            yield binding
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two dispatched calls, or parts of them, are the same in value and type; tensors by identity."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return a is b
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(v, b[k]) for k, v in a.items())
+    return a == b or (a != a and b != b)

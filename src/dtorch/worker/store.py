@@ -1,0 +1,50 @@
+"""What a worker holds: for each handle the pieces of a value, or the failure that prevented it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from ..core.program import Failure
+
+
+class Poison:
+    """Stands in the store for a value that could not be made. It cannot be indexed, so using it fails by itself."""
+
+    __slots__ = ("failure",)
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+Pieces = Sequence[Tensor]
+"""The distinct local tensors of a value, row-major over the mesh axes along which it varies."""
+
+
+class Store(dict[int, "Pieces | Poison"]):
+    """Values by handle."""
+
+    def poison_of(self, handles: Iterable[int]) -> Poison | None:
+        """The first poison among these values, or None."""
+        return next((v for h in handles if isinstance(v := self.get(h), Poison)), None)
+
+    def spoil(self, handle: int, poison: Poison) -> None:
+        """Poison a value that may be half written, and with it every value that shares its memory."""
+        value = self.get(handle)
+        if value is None or isinstance(value, Poison):
+            return
+        memory = {_memory(t) for t in value} - {0}
+        for other, pieces in self.items():
+            if not isinstance(pieces, Poison) and any(_memory(t) in memory for t in pieces):
+                self[other] = poison
+        self[handle] = poison
+
+    def free(self, handles: Iterable[int]) -> None:
+        """Forget values; handles that hold nothing are passed over."""
+        for handle in handles:
+            self.pop(handle, None)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,101 @@
+"""The call of a local operator, written as Python source once so that running it costs no interpretation."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..core.program import Const, Local, Scalar, Slot, Vary
+from .operators import Chooser, resolve
+
+Namespace = dict[str, Any]
+
+
+def constant(value: Any, device_of: Callable[[str], torch.device]) -> Any:
+    """The Python object of an argument as it came over the wire, lists included.
+
+    Args:
+        device_of: the physical device of a device type.
+    """
+    if isinstance(value, list):
+        return [constant(v, device_of) for v in value]
+    if not isinstance(value, Const):
+        return value
+    if value.kind == "device":
+        return device_of(value.text)
+    if value.kind == "complex":
+        return complex(value.text)
+    return getattr(torch, value.text)
+
+
+class Template:
+    """Source text of one operator call.
+
+    The text uses ``fn`` for the operator, ``s`` for the call's scalars, ``c`` for the coordinate's number, and names of
+    ``namespace`` for constants.
+
+    Args:
+        spell: source text of the piece in a slot.
+    """
+
+    def __init__(self, step: Local, spell: Callable[[int], str], device_of: Callable[[str], torch.device]) -> None:
+        self.namespace: Namespace = {}
+        self._spell = spell
+        self._device_of = device_of
+        self.namespace["fn"] = Chooser(resolve(step.operator), self._settle)
+        words = [self._text(a) for a in step.args]
+        words += [self._keyword(name, value) for name, value in step.kwargs.items()]
+        self.text = f"fn({', '.join(words)})"
+
+    def function(self, source: str, name: str) -> Callable[..., Any]:
+        """Compile the source of one function, which may use ``namespace``; ``name`` is the file name in tracebacks."""
+        exec(compile(source, name, "exec"), self.namespace)
+        return self.namespace["run"]
+
+    def _settle(self, chosen: Callable[..., Any]) -> None:
+        self.namespace["fn"] = chosen
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, Slot):
+            return self._spell(value.index)
+        if isinstance(value, Scalar):
+            return f"s[{value.index}]"
+        if isinstance(value, Vary):
+            return self._name(constant(value.values, self._device_of)) + "[c]"
+        if isinstance(value, list) and _changes(value):
+            return "[" + ", ".join(self._text(v) for v in value) + "]"
+        return self._name(constant(value, self._device_of))
+
+    def _keyword(self, name: str, value: Any) -> str:
+        text = self._text(value)
+        return f"**{{{name!r}: {text}}}" if keyword.iskeyword(name) else f"{name}={text}"
+
+    def _name(self, value: Any) -> str:
+        name = f"k{len(self.namespace)}"
+        self.namespace[name] = value
+        return name
+
+
+def slots_of(tree: Any) -> list[int]:
+    """Slots among arguments, in order, repeats included."""
+    if isinstance(tree, Slot):
+        return [tree.index]
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return [s for item in tree for s in slots_of(item)] if isinstance(tree, list) else []
+
+
+def varies(tree: Any) -> bool:
+    """Whether an argument depends on the coordinate other than by its slots."""
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return any(varies(v) for v in tree) if isinstance(tree, list) else isinstance(tree, Vary)
+
+
+def _changes(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_changes(v) for v in value)
+    return isinstance(value, Slot | Scalar | Vary)
