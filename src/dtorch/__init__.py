@@ -1,0 +1,90 @@
+"""dtorch: a cluster that looks like one device to a PyTorch program."""
+
+from .core.errors import (
+    CommunicationForbidden,
+    DTorchError,
+    InternalError,
+    MeshError,
+    PlacementError,
+    ProtocolError,
+    RemoteError,
+    SessionClosedError,
+    UsageError,
+    WorkerLost,
+)
+from .core.mesh import DeviceMesh, init_device_mesh
+from .core.placements import Partial, Placement, Replicate, Shard
+from .session import init, session, shutdown
+from .tensor.creation import (
+    arange,
+    empty,
+    empty_like,
+    eye,
+    from_local,
+    full,
+    full_like,
+    linspace,
+    ones,
+    ones_like,
+    rand,
+    rand_like,
+    randint,
+    randn,
+    randn_like,
+    tensor,
+    use_mesh,
+    zeros,
+    zeros_like,
+)
+from .tensor.future import TensorFuture
+from .tensor.tensor import Tensor
+from .tensor.watch import communication, explain
+
+DTensor = Tensor
+__version__ = "0.1.0"
+
+__all__ = [
+    "CommunicationForbidden",
+    "DTensor",
+    "DTorchError",
+    "DeviceMesh",
+    "InternalError",
+    "MeshError",
+    "Partial",
+    "Placement",
+    "PlacementError",
+    "ProtocolError",
+    "RemoteError",
+    "Replicate",
+    "SessionClosedError",
+    "Shard",
+    "Tensor",
+    "TensorFuture",
+    "UsageError",
+    "WorkerLost",
+    "arange",
+    "communication",
+    "empty",
+    "empty_like",
+    "explain",
+    "eye",
+    "from_local",
+    "full",
+    "full_like",
+    "init",
+    "init_device_mesh",
+    "linspace",
+    "ones",
+    "ones_like",
+    "rand",
+    "rand_like",
+    "randint",
+    "randn",
+    "randn_like",
+    "session",
+    "shutdown",
+    "tensor",
+    "use_mesh",
+    "zeros",
+    "zeros_like",
+]

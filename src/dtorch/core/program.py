@@ -1,0 +1,213 @@
+"""The whole vocabulary between client and worker: plans and the instructions that carry them.
+
+Instructions are imperative and frozen; a batch of them is executed in order. Values on a worker are named by integer
+handles that the client allots. A *slot* is a place inside one plan; slots ``0 .. n-1`` are the plan's inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+VERSION = 1
+
+
+class Slot(msgspec.Struct, frozen=True, tag="slot"):
+    """A local argument that is the value in a slot."""
+
+    index: int
+
+
+class Scalar(msgspec.Struct, frozen=True, tag="scalar"):
+    """A local argument that comes with each call, so that a changing number needs no new plan."""
+
+    index: int
+
+
+class Vary(msgspec.Struct, frozen=True, tag="vary"):
+    """A local argument that differs by coordinate: ``values`` is row-major over the step's ``axes``."""
+
+    values: list[Any]
+
+
+class Const(msgspec.Struct, frozen=True, tag="const"):
+    """A torch constant by kind (``dtype layout memory_format device complex``) and its text."""
+
+    kind: str
+    text: str
+
+
+class Local(msgspec.Struct, frozen=True, tag="local"):
+    """Run one PyTorch operator once per coordinate over ``axes`` of mesh number ``mesh``."""
+
+    operator: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    outputs: list[int]
+    axes: list[int]
+    mesh: int = 0
+
+
+class Collective(msgspec.Struct, frozen=True, tag="collective"):
+    """Combine the pieces of a slot along one mesh axis.
+
+    ``kind`` is one of ``all_gather`` (concatenate along ``dim``), ``all_reduce`` (``op``), ``reduce_scatter`` (``op``,
+    then keep ``sizes`` along ``dim``), ``slice`` (no communication: keep ``sizes`` along ``dim``) or ``fill`` (no
+    communication: make a partial whose first piece is the value). ``outer`` lists the mesh axes before ``axis`` that
+    shard the same dim of the target, outermost first: ``sizes`` is row-major over them and ``axis``.
+    """
+
+    kind: str
+    source: int
+    output: int
+    axis: int
+    dim: int
+    sizes: list[int]
+    op: str
+    mesh: int = 0
+    outer: list[int] = []
+
+
+class Exchange(msgspec.Struct, frozen=True, tag="exchange"):
+    """Assemble each target piece from exactly the parts of source pieces that it needs, point to point.
+
+    ``parts[t]`` lists ``(source piece, offset in source, offset in target, size)`` for target piece ``t``; offsets and
+    sizes are per dim. ``shapes[t]`` is the target piece's local shape. Source and target may lie on different meshes.
+    """
+
+    source: int
+    output: int
+    parts: list[list[tuple[int, list[int], list[int], list[int]]]]
+    shapes: list[list[int]]
+    mesh: int
+    target_mesh: int
+
+
+Step = Local | Collective | Exchange
+
+
+class MeshInfo(msgspec.Struct, frozen=True):
+    """What a worker must know of a mesh: device type, shape and the logical ids, row-major."""
+
+    device_type: str
+    shape: list[int]
+    ids: list[int]
+
+
+class DefinePlan(msgspec.Struct, frozen=True, tag="define"):
+    """Teach workers a plan. ``axes[slot]`` and ``meshes_of[slot]`` say along which axes of which mesh a slot varies."""
+
+    plan: int
+    operator: str
+    meshes: list[MeshInfo]
+    axes: list[list[int]]
+    meshes_of: list[int]
+    inputs: int
+    steps: list[Step]
+    outputs: list[int]
+    random: bool = False
+
+
+class Call(msgspec.Struct, tag="call", array_like=False, gc=False):
+    """Run a plan: input handles in, output handles out; ``scalars`` are this call's changing numbers."""
+
+    plan: int
+    inputs: list[int]
+    outputs: list[int]
+    scalars: list[Any]
+
+
+class Draw(msgspec.Struct, frozen=True, tag="draw"):
+    """Run a plan that draws random numbers from a generator in this state; the reply carries the state afterwards."""
+
+    plan: int
+    inputs: list[int]
+    outputs: list[int]
+    scalars: list[Any]
+    state: Any
+
+
+class Put(msgspec.Struct, frozen=True, tag="put"):
+    """Store tensors as the pieces of a value; ``tensors`` holds one per piece, row-major over ``axes``."""
+
+    handle: int
+    mesh: MeshInfo
+    axes: list[int]
+    tensors: list[Any]
+
+
+class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
+    """Send back pieces of a value (all when ``pieces`` is empty); with ``describe`` only shape, stride and dtype."""
+
+    handle: int
+    pieces: list[int] = []
+    describe: bool = False
+
+
+class Free(msgspec.Struct, frozen=True, tag="free"):
+    """Forget values."""
+
+    handles: list[int]
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Forget plans that the client's cache has evicted."""
+
+    plans: list[int]
+
+
+class Barrier(msgspec.Struct, frozen=True, tag="barrier"):
+    """Reply once everything before has run."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Release everything and end."""
+
+
+Instruction = DefinePlan | Call | Draw | Put | Fetch | Free | Forget | Barrier | Shutdown
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An operator failed. ``sequence`` is the position of its Call in the stream."""
+
+    sequence: int
+    operator: str
+    plan: int
+    device: str
+    shapes: str
+    message: str
+    traceback: str
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What a worker answers to a batch's last instruction, with every failure since the last reply."""
+
+    result: Any = None
+    failures: list[Failure] = []
+
+
+class Sink(Protocol):
+    """Where a client's instructions go: a controller, or a fake in a test."""
+
+    def submit(self, first: int, batch: list[Instruction]) -> None:
+        """Take a batch whose first Call has sequence number ``first``; its effects need not be visible yet."""
+
+    def request(self, first: int, batch: list[Instruction]) -> PendingReply:
+        """Take a batch and answer its last instruction."""
+
+    def close(self) -> None:
+        """End the workers and release everything."""
+
+
+class PendingReply(Protocol):
+    """A reply that may not have arrived."""
+
+    def done(self) -> bool:
+        """Whether ``result`` would return at once."""
+
+    def result(self, timeout: float | None = None) -> Reply:
+        """The reply; waits up to ``timeout`` seconds and raises ``TimeoutError``."""
+
+    def add_done_callback(self, fn: Any) -> None:
+        """Call ``fn(self)`` once the reply is there, from any thread."""

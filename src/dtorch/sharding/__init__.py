@@ -1,0 +1,1 @@
+"""All sharding intelligence: specs in, plans out. Pure: no I/O and no tensor data."""

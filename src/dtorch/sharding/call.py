@@ -1,0 +1,132 @@
+"""``OpCall``: one operator call as rules see it, with a ``Spec`` wherever the user passed a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..core.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class OutMeta:
+    """Shape, stride and dtype of one tensor output, as PyTorch's meta kernel gives them (global)."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """An operator with its arguments.
+
+    Attributes:
+        func: the ATen overload.
+        args, kwargs: as called; a ``Spec`` stands for each tensor, also inside lists.
+        outs: metadata of each tensor output, lists and tuples flattened.
+        specs: every ``Spec`` among the arguments, in order.
+    """
+
+    func: OpOverload
+    args: tuple
+    kwargs: dict[str, Any]
+    outs: tuple[OutMeta, ...] = ()
+    specs: tuple[Spec, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "specs", tuple(leaves((self.args, self.kwargs), Spec)))
+
+    @cached_property
+    def bound(self) -> dict[str, Any]:
+        """Arguments by schema name, defaults filled in."""
+        schema = schema_of(self.func)
+        values = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        values.update({a.name: v for a, v in zip(schema.arguments, self.args, strict=False)})
+        return {**values, **self.kwargs}
+
+    def arg(self, name: str, default: Any = None) -> Any:
+        """The argument of that schema name; ``default`` where it is absent or None."""
+        value = self.bound.get(name)
+        return default if value is None else value
+
+    def dims(self, name: str, ndim: int) -> tuple[int, ...]:
+        """A dim argument (int, list or None = all), as sorted non-negative dims."""
+        value = self.arg(name)
+        if value is None or value == []:
+            return tuple(range(ndim))
+        return tuple(sorted(d % max(ndim, 1) for d in ([value] if isinstance(value, int) else value)))
+
+
+def leaves(tree: Any, kind: type) -> Iterator[Any]:
+    """Every object of a kind in nested tuples, lists and dicts, in order."""
+    if isinstance(tree, kind):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from leaves(item, kind)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from leaves(item, kind)
+
+
+def replace_leaves(tree: Any, kind: type, fn: Callable[[Any], Any]) -> Any:
+    """A copy of nested tuples, lists and dicts with ``fn`` applied to every object of a kind."""
+    if isinstance(tree, kind):
+        return fn(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)(replace_leaves(item, kind, fn) for item in tree) if not isinstance(tree, torch.Size) else tree
+    if isinstance(tree, dict):
+        return {k: replace_leaves(v, kind, fn) for k, v in tree.items()}
+    return tree
+
+
+@lru_cache(maxsize=None)
+def schema_of(func: OpOverload) -> torch.FunctionSchema:
+    """The operator's schema. ``_schema`` is the only place PyTorch keeps it."""
+    return func._schema
+
+
+@lru_cache(maxsize=None)
+def operator_name(func: OpOverload) -> str:
+    """Qualified name with overload, e.g. ``aten::add.Tensor``."""
+    schema = schema_of(func)
+    return f"{schema.name}.{schema.overload_name or 'default'}"
+
+
+@lru_cache(maxsize=None)
+def written_args(func: OpOverload) -> tuple[str, ...]:
+    """Names of the arguments that the operator writes to."""
+    return tuple(a.name for a in schema_of(func).arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+@lru_cache(maxsize=None)
+def returns_written(func: OpOverload) -> bool:
+    """Whether what the operator returns are the arguments it writes."""
+    returns = schema_of(func).returns
+    return bool(returns) and all(r.alias_info is not None and r.alias_info.is_write for r in returns)
+
+
+@lru_cache(maxsize=None)
+def is_view(func: OpOverload) -> bool:
+    """Whether outputs alias an input that the operator does not write to."""
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema_of(func).returns)
+
+
+@lru_cache(maxsize=None)
+def functional_of(func: OpOverload) -> OpOverload | None:
+    """The overload that computes the same without writing to its arguments, or None."""
+    schema = schema_of(func)
+    namespace, name = schema.name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    wanted = [str(a.type) for a in schema.arguments if not a.is_out]
+    for overload in packet.overloads() if packet is not None else ():
+        candidate = getattr(packet, overload)
+        if not written_args(candidate) and [str(a.type) for a in schema_of(candidate).arguments] == wanted:
+            return candidate
+    return None

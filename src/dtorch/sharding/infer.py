@@ -1,0 +1,52 @@
+"""Output metadata from PyTorch's own meta kernels, never written by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..core.spec import Spec
+from .call import OutMeta, leaves, replace_leaves, schema_of
+
+_DYNAMIC_TAGS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+
+def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple[OutMeta, ...], Any] | None:
+    """Metadata of the tensor outputs, and the shape of the result tree (lists, tuples, None, non-tensors).
+
+    Returns None when the outputs depend on data, or no meta kernel exists: then only a run can tell.
+
+    Raises:
+        Whatever PyTorch raises for arguments that do not fit, at once and in its own words.
+    """
+    if any(tag in func.tags for tag in _DYNAMIC_TAGS):
+        return None
+    meta_args = replace_leaves(args, Spec, lambda s: s.meta)
+    meta_kwargs = replace_leaves(kwargs, Spec, lambda s: s.meta)
+    meta_args, meta_kwargs = _on_meta(func, meta_args, meta_kwargs)
+    try:
+        with torch.no_grad():
+            result = func(*meta_args, **meta_kwargs)
+    except NotImplementedError:
+        return None
+    except RuntimeError as error:
+        if "meta tensor" in str(error) or "Meta" in str(error):
+            return None
+        raise
+    outs = tuple(OutMeta(t.shape, t.stride(), t.dtype) for t in leaves(result, torch.Tensor))
+    return outs, replace_leaves(result, torch.Tensor, lambda _: ...)
+
+
+def _on_meta(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Send every device argument, given or defaulted, to the meta device; generators are not needed there."""
+    arguments = schema_of(func).arguments
+    if not any(str(a.type) in ("Optional[Device]", "Device", "Optional[Generator]", "Generator") for a in arguments):
+        return args, kwargs
+    args = tuple("meta" if isinstance(v, torch.device) else None if isinstance(v, torch.Generator) else v for v in args)
+    kwargs = {k: v for k, v in kwargs.items() if not isinstance(v, torch.Generator)}
+    for argument in arguments[len(args) :]:
+        if str(argument.type) in ("Optional[Device]", "Device") and (argument.name in kwargs or not any(leaves((args, kwargs), torch.Tensor))):
+            kwargs[argument.name] = torch.device("meta")
+    return args, kwargs

@@ -1,0 +1,153 @@
+"""Index labels: the notation in which nearly every sharding rule is written.
+
+A rule names each dim of each tensor by a label, as in einsum. Sharding a label over a mesh axis shards every dim that
+carries it. ``Labels(inputs=("mk", "kn"), outputs=("mn",), reduce={"k": "sum"})`` is all there is to say about matmul:
+shard ``m`` or ``n`` and the output is sharded; shard ``k`` and it is a partial sum.
+
+A dim may carry a *unit*: ``("h", 64)`` is a dim that holds 64 elements for each step of label ``h``. So flattening,
+unflattening and heads of 64 features keep exact, possibly uneven, cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch._ops import OpOverload
+
+from ..core.placements import REPLICATE, Partial, Placement, Shard, balanced
+from ..core.spec import Spec
+
+Dim = str | tuple[str, int] | None
+Dims = Sequence[Dim]
+ANY_OP = ("sum", "avg", "max", "min", "prod")
+LINEAR_OPS = ("sum", "avg")
+
+
+@dataclass(frozen=True, slots=True)
+class PartialRow:
+    """These inputs may be partial together (the others replicated), and then every output is."""
+
+    inputs: tuple[bool, ...]
+    ops: tuple[str, ...] = LINEAR_OPS
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One legal choice on one mesh axis: a placement for every input and output; ``label`` is what it shards."""
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    label: str | None = None
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The rule of one operator call.
+
+    Attributes:
+        inputs, outputs: a label, (label, unit) or None (must be whole) for each dim of each tensor.
+        reduce: labels absent from the outputs that may be sharded, and how the partial results combine.
+        partial: rows in which inputs are partial.
+        shape_args: schema argument names that hold the global shape of an output, by output number.
+        instead: operator and non-tensor arguments to run on the pieces in place of the call's own.
+        nonempty: labels that may not have an empty shard (a maximum over nothing is undefined).
+    """
+
+    inputs: Sequence[Dims]
+    outputs: Sequence[Dims]
+    reduce: Mapping[str, str] = field(default_factory=dict)
+    partial: Sequence[PartialRow] = ()
+    shape_args: Mapping[str, int] = field(default_factory=dict)
+    nonempty: frozenset[str] = frozenset()
+    instead: tuple[OpOverload, tuple] | None = None
+
+    def candidates(self, axis: int, specs: Sequence[Spec], cuts: Mapping[str, tuple[int, ...]]) -> list[Candidate]:
+        """Every choice on a mesh axis that some input's present placement suggests; replicating all comes last.
+
+        ``cuts[label]`` are the label's piece lengths after the earlier axes, in units; absent where it is uncut.
+        """
+        out = self._partial_candidates(axis, specs)
+        for label in self._present(axis, specs):
+            candidate = self._sharding(label, axis, specs, cuts)
+            if candidate is not None:
+                out.append(candidate)
+        out.append(Candidate((REPLICATE,) * len(self.inputs), (REPLICATE,) * len(self.outputs)))
+        return out
+
+    def _present(self, axis: int, specs: Sequence[Spec]) -> list[str]:
+        """Labels that some input shards on the axis now; where it shards a dim that must be whole, its other labels."""
+        found: dict[str, None] = {}
+        for dims, spec in zip(self.inputs, specs, strict=True):
+            placement = spec.placements[axis]
+            if isinstance(placement, Shard):
+                own = dims[placement.dim]
+                found.update({_split(d)[0]: None for d in (dims if own is None else [own]) if d is not None})
+        return list(found)
+
+    def _sharding(self, label: str, axis: int, specs: Sequence[Spec], cuts: Mapping[str, tuple[int, ...]]) -> Candidate | None:
+        k = specs[0].mesh.shape[axis]
+        outer = cuts.get(label) or (self._length(label, specs),)
+        sizes = self._sizes(label, axis, specs, outer, k)
+        if label in self.nonempty and 0 in sizes:
+            return None
+        outputs: list[Placement] = []
+        for dims in self.outputs:
+            placement = _shard_of(dims, label, sizes, outer, k)
+            if placement is None and label not in self.reduce:
+                return None
+            outputs.append(placement or Partial(self.reduce[label]))
+        inputs = tuple(_shard_of(dims, label, sizes, outer, k) or REPLICATE for dims in self.inputs)
+        return Candidate(inputs, tuple(outputs), label, sizes)
+
+    def _length(self, label: str, specs: Sequence[Spec]) -> int:
+        """Length of a label, in units."""
+        for dims, spec in zip(self.inputs, specs, strict=True):
+            for dim, entry in zip(dims, spec.shape, strict=True):
+                if dim is not None and _split(dim)[0] == label:
+                    return entry // _split(dim)[1]
+        raise AssertionError(f"label {label} on no input")
+
+    def _sizes(self, label: str, axis: int, specs: Sequence[Spec], outer: tuple[int, ...], k: int) -> tuple[int, ...]:
+        """The cut to use: that of the largest input already sharded so and fitting the units, else the balanced one."""
+        best, weight = None, -1
+        for dims, spec in zip(self.inputs, specs, strict=True):
+            placement = spec.placements[axis]
+            if not isinstance(placement, Shard) or dims[placement.dim] is None:
+                continue
+            name, unit = _split(dims[placement.dim])
+            sizes = spec.sizes_on(axis)
+            if name != label or spec.nbytes <= weight or any(s % unit for s in sizes):
+                continue
+            in_units = tuple(s // unit for s in sizes)
+            if tuple(sum(in_units[i : i + k]) for i in range(0, len(in_units), k)) == outer:
+                best, weight = in_units, spec.nbytes
+        return best or tuple(s for n in outer for s in balanced(n, k))
+
+    def _partial_candidates(self, axis: int, specs: Sequence[Spec]) -> list[Candidate]:
+        out = []
+        placements = [spec.placements[axis] for spec in specs]
+        for op in {p.reduce_op: None for p in placements if isinstance(p, Partial)}:
+            for row in self.partial:
+                fits = all(placement in (Partial(op), REPLICATE) for placement, wanted in zip(placements, row.inputs, strict=True) if wanted)
+                if op in row.ops and fits and any(p == Partial(op) for p, wanted in zip(placements, row.inputs, strict=True) if wanted):
+                    inputs = tuple(Partial(op) if wanted else REPLICATE for wanted in row.inputs)
+                    out.append(Candidate(inputs, (Partial(op),) * len(self.outputs)))
+        return out
+
+
+def _split(dim: Dim) -> tuple[str, int]:
+    assert dim is not None
+    return (dim, 1) if isinstance(dim, str) else dim
+
+
+def _shard_of(dims: Dims, label: str, sizes: tuple[int, ...], outer: tuple[int, ...], k: int) -> Shard | None:
+    """The shard of the dim that carries the label, or None where no dim does."""
+    for d, dim in enumerate(dims):
+        if dim is not None and _split(dim)[0] == label:
+            unit = _split(dim)[1]
+            natural = tuple(s for n in outer for s in balanced(n * unit, k))
+            scaled = tuple(s * unit for s in sizes)
+            return Shard(d) if scaled == natural else Shard(d, scaled)
+    return None

@@ -1,0 +1,277 @@
+"""The planner: one operator call on specs in, one plan out.
+
+Axis by axis it prices what each candidate of the rule would move and keeps the cheapest; ties keep what lies where it
+is. Choices on different axes are independent but for cuts of one dim by several axes, which the order of axes settles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tag
+from torch._ops import OpOverload
+
+from ..core.errors import MeshError, four_parts
+from ..core.placements import REPLICATE, Partial, Placement, Placements
+from ..core.program import Scalar
+from ..core.spec import Spec
+from .builder import Builder, Value, Varying
+from .call import OpCall, OutMeta, functional_of, is_view, leaves, operator_name, replace_leaves, returns_written, schema_of, written_args
+from .cost import LATENCY_NBYTES, change_cost, group_nbytes
+from .infer import infer_outputs
+from .labels import Candidate
+from .plan import Plan
+from .redistribute import redistribute
+from .rule import Rule
+from .table import rule_for
+
+MIXED_RULE = "tensors of one operator live on one mesh (0-d tensors follow the first one)"
+
+
+def plan_call(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Plan:
+    """Plan an operator call.
+
+    Args:
+        args, kwargs: the call's arguments, with a ``Spec`` for each tensor and a ``Scalar`` wrapper (see
+            ``Changing``) for each number that comes with the call.
+
+    Raises:
+        MeshError: tensors on two meshes.
+        Whatever PyTorch raises for arguments that do not fit.
+    """
+    specs = tuple(leaves((args, kwargs), Spec))
+    builder = Builder(operator_name(func), specs, plan_into)
+    values = iter(builder.inputs)
+    args, kwargs = replace_leaves((args, kwargs), Spec, lambda _: next(values))
+    outs, tree = plan_into(builder, func, args, kwargs)
+    if returns_written(func):
+        outs, tree = [], ()
+    how = "replicated" if builder.replicated else "program" if len(builder.steps) > 1 else "rule"
+    aliases = is_view(func) and len(builder.steps) == 1 and not builder.comms and not written_args(func)
+    known = tuple(v.spec for v in outs) if tree is not None else ()
+    return Plan(builder.define(outs), known, tree, tuple(builder.comms), how, builder.meshes[0], aliases)
+
+
+class Changing:
+    """A number that comes with each call: its value now, for shape inference, and its place in the call."""
+
+    __slots__ = ("index", "value")
+
+    def __init__(self, value: Any, index: int) -> None:
+        self.value, self.index = value, index
+
+
+def plan_into(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Value], Any]:
+    """Append the steps of an operator call on values; returns its tensor outputs and the shape of its result tree.
+
+    The tree is None where only a run can tell the outputs' shapes.
+    """
+    given = replace_leaves((args, kwargs), Changing, lambda c: c.value)
+    spec_args, spec_kwargs = replace_leaves(given, Value, lambda v: v.spec)
+    args, kwargs = replace_leaves((args, kwargs), Changing, lambda c: Scalar(c.index))
+    values: list[Value] = list(leaves((args, kwargs), Value))
+    inferred = infer_outputs(func, spec_args, spec_kwargs)
+    if Tag.nondeterministic_seeded in func.tags:
+        builder.random = True
+    home = _home(builder, values)
+    if home is not None:
+        followers = iter([v if v.spec.mesh is home else redistribute(builder, v, Spec.make(home, (REPLICATE,) * home.ndim, v.spec.shape, v.spec.dtype)) for v in values])
+        args, kwargs = replace_leaves((args, kwargs), Value, lambda _: next(followers))
+        values = list(leaves((args, kwargs), Value))
+    if inferred is None:
+        return _opaque(builder, func, args, kwargs, values), None
+    metas, tree = inferred
+    call = OpCall(func, *replace_leaves(replace_leaves((args, kwargs), Value, lambda v: v.spec), Scalar, lambda s: s))
+    object.__setattr__(call, "outs", metas)
+    return _Planning(builder, call, args, kwargs, values).run(), tree
+
+
+def _home(builder: Builder, values: Sequence[Value]) -> Any:
+    """The mesh an operator runs on."""
+    if not values:
+        return None
+    meshes = {v.spec.mesh for v in values}
+    if len(meshes) == 1:
+        return values[0].spec.mesh
+    home = next((v.spec.mesh for v in values if v.spec.shape), values[0].spec.mesh)
+    for v in values:
+        if v.spec.mesh is not home and v.spec.shape:
+            raise MeshError(four_parts(f"{builder.operator} on a tensor on {home!r} and one on {v.spec.mesh!r}", MIXED_RULE, "the operator on your line", "bring one over with t.redistribute(device_mesh=...)"))
+    return home
+
+
+def _replicated(builder: Builder, value: Value) -> Value:
+    return redistribute(builder, value, value.spec.replace((REPLICATE,) * value.spec.mesh.ndim))
+
+
+def _opaque(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str, Any], values: Sequence[Value]) -> list[Value]:
+    """Replicate, run, and let the client ask for the outputs' shapes."""
+    whole = iter([_replicated(builder, v) for v in values])
+    args, kwargs = replace_leaves((args, kwargs), Value, lambda _: next(whole))
+    count = len(schema_of(func).returns)
+    placeholder = Spec.make(values[0].spec.mesh, (REPLICATE,) * values[0].spec.mesh.ndim, (), values[0].spec.dtype)
+    return builder.local(func, args, kwargs, [placeholder] * count)
+
+
+class _Planning:
+    """The planning of one operator call."""
+
+    def __init__(self, builder: Builder, call: OpCall, args: tuple, kwargs: dict[str, Any], values: list[Value]) -> None:
+        self.builder, self.call, self.args, self.kwargs, self.values = builder, call, args, kwargs, values
+        self.mesh = values[0].spec.mesh
+        self.written = _written_inputs(call)
+        self.rule: Rule | None = None
+
+    def run(self) -> list[Value]:
+        """Choose and write: a row, a program, the functional form copied back, or replication."""
+        if not any(v.spec.axes for v in self.values):
+            return self.emit(self.trivial())
+        self.rule = None if self.builder.random else rule_for(self.call.func)
+        sharding = self.rule.shard(self.call) if self.rule is not None else None
+        chosen = self.choose(sharding) if sharding is not None else None
+        if chosen is not None and (chosen[0] == 0 or self.rule is None or self.rule.program is None):
+            return self.emit(chosen[1], sharding)
+        if self.written:
+            return self.emit(chosen[1], sharding) if chosen is not None else self.write_back()
+        if self.rule is not None and self.rule.program is not None:
+            outs = self.rule.program(self.builder, self.call, self.args, self.kwargs)
+            if outs is not None:
+                return list(outs)
+        return self.emit(chosen[1], sharding) if chosen is not None else self.replicate()
+
+    def trivial(self) -> tuple[list[Placements], list[Placements]]:
+        whole = (REPLICATE,) * self.mesh.ndim
+        return [v.spec.placements for v in self.values], [whole] * len(self.call.outs)
+
+    def choose(self, sharding: Any) -> tuple[float, tuple[list[Placements], list[Placements]]] | None:
+        """The cheapest candidate on every axis: its price, and the placements of inputs and outputs."""
+        specs = [v.spec for v in self.values]
+        ins: list[list[Placement]] = [[] for _ in specs]
+        outs: list[list[Placement]] = [[] for _ in self.call.outs]
+        cuts: dict[str, tuple[int, ...]] = {}
+        moved = 0.0
+        for axis in range(self.mesh.ndim):
+            candidate = self.cheapest(sharding.candidates(axis, specs, cuts), axis, specs) if self.mesh.shape[axis] > 1 else self.kept(specs, axis)
+            if candidate is None:
+                return None
+            moved += sum(change_cost(s, axis, s.placements[axis], p) for s, p in zip(specs, candidate.inputs, strict=True))
+            for row, placement in zip((*ins, *outs), (*candidate.inputs, *candidate.outputs), strict=True):
+                row.append(placement)
+            if candidate.label is not None:
+                cuts[candidate.label] = candidate.sizes
+        return moved, ([tuple(p) for p in ins], [tuple(p) for p in outs])
+
+    def kept(self, specs: Sequence[Spec], axis: int) -> Candidate:
+        """On an axis of one device every placement is the same: outputs are replicated, inputs and destinations stay."""
+        outs = [specs[self.written[i]].placements[axis] if i < len(self.written) else REPLICATE for i in range(len(self.call.outs))]
+        return Candidate(tuple(s.placements[axis] for s in specs), tuple(outs))
+
+    def cheapest(self, candidates: Sequence[Candidate], axis: int, specs: Sequence[Spec]) -> Candidate | None:
+        best, price = None, float("inf")
+        for candidate in candidates:
+            if not self.allowed(candidate, axis, specs):
+                continue
+            cost = sum(change_cost(s, axis, s.placements[axis], p) for s, p in zip(specs, candidate.inputs, strict=True))
+            cost += sum(self.partial_cost(m, p, axis, specs) for m, p in zip(self.call.outs, candidate.outputs, strict=True))
+            if cost < price:
+                best, price = candidate, cost
+        return best
+
+    def partial_cost(self, meta: OutMeta, placement: Placement, axis: int, specs: Sequence[Spec]) -> float:
+        """What reducing a partial output later would move, so that deferring is not mistaken for free."""
+        if not isinstance(placement, Partial):
+            return 0
+        nbytes = meta.shape.numel() * meta.dtype.itemsize
+        scale = group_nbytes(specs[0], axis) / max(specs[0].nbytes, 1)
+        return 2 * (self.mesh.shape[axis] - 1) * nbytes * scale + LATENCY_NBYTES
+
+    def allowed(self, candidate: Candidate, axis: int, specs: Sequence[Spec]) -> bool:
+        """A written tensor keeps its placement."""
+        for out, i in enumerate(self.written):
+            now = specs[i].placements[axis]
+            if candidate.inputs[i] != now or (out < len(candidate.outputs) and candidate.outputs[out] != now):
+                return False
+        return True
+
+    def emit(self, placements: tuple[list[Placements], list[Placements]], sharding: Any = None) -> list[Value]:
+        """Redistribute the inputs as chosen and run the operator on the pieces."""
+        ins = [redistribute(self.builder, v, v.spec.replace(p)) for v, p in zip(self.values, placements[0], strict=True)]
+        outs = [Spec.make(self.mesh, p, m.shape, m.dtype, m.stride) for m, p in zip(self.call.outs, placements[1], strict=True)]
+        moved = iter(ins)
+        args, kwargs = replace_leaves((self.args, self.kwargs), Value, lambda _: next(moved))
+        args, kwargs = self.localize(sharding, args, kwargs, [v.spec for v in ins], outs)
+        func = self.call.func
+        if getattr(sharding, "instead", None) is not None:
+            func, extra = sharding.instead
+            args, kwargs = (*ins, *extra), {}
+        results = self.builder.local(func, args, kwargs, outs, self.mesh)
+        for out, i in enumerate(self.written if returns_written(self.call.func) else ()):
+            results[out] = self.values[i] if self.values[i].spec is outs[out] else Value(self.values[i].slot, outs[out])
+        return results
+
+    def localize(self, sharding: Any, args: tuple, kwargs: dict[str, Any], ins: list[Spec], outs: list[Spec]) -> tuple[tuple, dict[str, Any]]:
+        """Replace arguments that hold global sizes by local ones."""
+        local: dict[str, Any] = {}
+        for name, number in (getattr(sharding, "shape_args", None) or {}).items():
+            local[name] = Varying(lambda coord, spec=outs[number]: list(spec.local_box(coord)[1]))
+        if hasattr(sharding, "local_args"):
+            local.update(sharding.local_args(self.call, ins, outs))
+        names = [a.name for a in schema_of(self.call.func).arguments]
+        positional = tuple(local.get(name, value) for name, value in zip(names, args, strict=False))
+        rest = {n: v for n, v in local.items() if n not in names[: len(args)]}
+        return positional, {**kwargs, **rest}
+
+    def replicate(self) -> list[Value]:
+        """No row fits: run the whole operator everywhere."""
+        self.builder.replicated = True
+        whole = (REPLICATE,) * self.mesh.ndim
+        return self.emit(([whole] * len(self.values), [whole] * len(self.call.outs)))
+
+    def write_back(self) -> list[Value]:
+        """An operator that writes, where no row keeps the destination's placement: compute apart, then copy."""
+        functional = functional_of(self.call.func)
+        outs: list[Value] = []
+        if functional is not None and returns_written(self.call.func):
+            results = self._functional_results(functional)
+        else:
+            results, outs = self._replicated_results()
+        for i, result in zip(self.written, results, strict=True):
+            target = self.values[i]
+            placed = redistribute(self.builder, result, result.spec.replace(target.spec.placements))
+            self.builder.local("aten::copy_.default", [target, placed], {}, [target.spec], self.mesh)
+        return [self.values[i] for i in self.written] if returns_written(self.call.func) else outs
+
+    def _functional_results(self, functional: OpOverload) -> list[Value]:
+        outs = {a.name for a in schema_of(self.call.func).arguments if a.is_out}
+        kwargs = {k: v for k, v in self.kwargs.items() if k not in outs}
+        results, _ = plan_into(self.builder, functional, self.args, kwargs)
+        return results
+
+    def _replicated_results(self) -> tuple[list[Value], list[Value]]:
+        """Run the writing operator on replicated copies: the written copies, and what it returns besides."""
+        self.builder.replicated = True
+        whole = [_replicated(self.builder, v) for v in self.values]
+        for i in self.written:
+            whole[i] = self.builder.local("aten::clone.default", [whole[i]], {}, [whole[i].spec], self.mesh)[0]
+        moved = iter(whole)
+        args, kwargs = replace_leaves((self.args, self.kwargs), Value, lambda _: next(moved))
+        outs = [Spec.make(self.mesh, (REPLICATE,) * self.mesh.ndim, m.shape, m.dtype, m.stride) for m in self.call.outs]
+        fresh = self.builder.local(self.call.func, args, kwargs, outs, self.mesh)
+        return [whole[i] for i in self.written], fresh
+
+
+def _written_inputs(call: OpCall) -> list[int]:
+    """Numbers, among the tensor inputs, of those the operator writes."""
+    names = written_args(call.func)
+    if not names:
+        return []
+    order = [a.name for a in schema_of(call.func).arguments]
+    placed = dict(zip(order, call.args, strict=False)) | call.kwargs
+    numbers, at = [], 0
+    for name in [n for n in order[: len(call.args)]] + list(call.kwargs):
+        count = len(list(leaves(placed[name], Spec)))
+        if name in names:
+            numbers.extend(range(at, at + count))
+        at += count
+    return numbers

@@ -1,0 +1,1 @@
+"""Sharding rules, one file per operator family: functions above, the literal table last."""

@@ -1,0 +1,1 @@
+"""What users hold: ``Tensor`` and everything that makes, moves and reads one."""

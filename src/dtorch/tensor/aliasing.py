@@ -1,0 +1,127 @@
+"""Views and writes: every write reaches everything that shares the memory, also where a view had to communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..core.errors import UsageError, four_parts
+from ..sharding.call import leaves, schema_of
+from ..sharding.plan import Plan
+from .value import Group, Link
+
+_aten = torch.ops.aten
+Scatter = Callable[..., Any]
+
+
+def refresh(group: Group) -> None:
+    """Take a linked group's memory anew if its base has changed since."""
+    link = group.link
+    if link is None:
+        return
+    base_group = link.base._value.group
+    if base_group.link is not None:
+        refresh(base_group)
+    if base_group.version != link.seen:
+        link.seen = base_group.version
+        _aten.copy_.default(link.root, link.view(link.base))
+
+
+def written_tensors(operator: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that a call writes, in schema order."""
+    if not operator.written:
+        return []
+    placed = dict(zip([a.name for a in schema_of(operator.func).arguments], args, strict=False)) | kwargs
+    return [t for name in operator.written for t in leaves(placed.get(name), torch.Tensor)]
+
+
+def wrote(tensor: Any) -> None:
+    """Note a write to a tensor; through a link it is carried on to the base."""
+    group = tensor._value.group
+    if group is None:
+        return
+    group.version += 1
+    link = group.link
+    if link is None:
+        return
+    if link.scatter is None:
+        raise UsageError(four_parts(f"a write to a view of a tensor placed as {list(link.base._spec.placements)}", "this kind of view is a copy under these placements, and a write to it cannot be carried back", "the in-place operator on your line", "write to the base tensor, or redistribute it to Replicate() first"))
+    _aten.copy_.default(link.base, link.scatter(link.base, link.root))
+    link.seen = link.base._value.group.version
+
+
+def connect(operator: Any, plan: Plan, results: list[Any], args: tuple, alias: Callable[[Any], Any]) -> None:
+    """Tie a view's results to their base: one group where they alias on the workers, else a link each.
+
+    ``alias(t)`` makes a second hold on a tensor's memory, outside any group.
+    """
+    base = args[0]
+    base_group = base._value.shared_group()
+    for number, result in enumerate(results):
+        if plan.aliases:
+            result._value.group = base_group
+            continue
+        group = result._value.group = Group()
+        view, scatter = _view_of(operator.func, args[1:], number), _scatter_of(operator.func, args, number)
+        group.link = Link(base, alias(result), view, scatter, base_group.version)
+
+
+def _view_of(func: Any, rest: tuple, number: int) -> Callable[[Any], Any]:
+    def view(base: Any) -> Any:
+        out = func(base, *rest)
+        return out[number] if isinstance(out, list | tuple) else out
+
+    return view
+
+
+def _scatter_of(func: Any, args: tuple, number: int) -> Scatter | None:
+    inverse = INVERSES.get(func.overloadpacket.__name__)
+    if inverse is None:
+        return None
+    arguments = schema_of(func).arguments
+    bound = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    bound.update(zip([a.name for a in arguments[1:]], args[1:], strict=False))
+    return lambda base, view: inverse(base, view, bound, number)
+
+
+def _into_slice(base: Any, view: Any, a: dict[str, Any], number: int) -> Any:
+    return _aten.slice_scatter.default(base, view, a.get("dim", 0), a["start"], a["end"], a["step"])
+
+
+def _into_part(base: Any, view: Any, a: dict[str, Any], number: int) -> Any:
+    dim = a.get("dim", 0)
+    sizes = a.get("split_sizes") or [min(a["split_size"], base.shape[dim] - start) for start in range(0, base.shape[dim], a["split_size"])]
+    start = sum(sizes[:number])
+    return _aten.slice_scatter.default(base, view, dim, start, start + sizes[number])
+
+
+def _permuted_back(base: Any, view: Any, a: dict[str, Any], number: int) -> Any:
+    order = [d % base.ndim for d in a["dims"]]
+    return _aten.permute.default(view, [order.index(d) for d in range(base.ndim)])
+
+
+def _reshaped_back(base: Any, view: Any, a: dict[str, Any], number: int) -> Any:
+    return _aten.reshape.default(view, list(base.shape))
+
+
+INVERSES: dict[str, Scatter] = {
+    "view": lambda base, view, a, n: _aten.view.dtype(view, base.dtype) if "dtype" in a else _reshaped_back(base, view, a, n),
+    "_unsafe_view": _reshaped_back,
+    "_reshape_alias": _reshaped_back,
+    "squeeze": _reshaped_back,
+    "unsqueeze": _reshaped_back,
+    "transpose": lambda base, view, a, n: _aten.transpose.int(view, a["dim0"], a["dim1"]),
+    "t": lambda base, view, a, n: _aten.t.default(view),
+    "permute": _permuted_back,
+    "slice": _into_slice,
+    "select": lambda base, view, a, n: _aten.select_scatter.default(base, view, a["dim"], a["index"]),
+    "unbind": lambda base, view, a, n: _aten.select_scatter.default(base, view, a.get("dim", 0), n),
+    "split": _into_part,
+    "split_with_sizes": _into_part,
+    "diagonal": lambda base, view, a, n: _aten.diagonal_scatter.default(base, view, a["offset"], a["dim1"], a["dim2"]),
+    "as_strided": lambda base, view, a, n: _aten.as_strided_scatter.default(base, view, a["size"], a["stride"], a.get("storage_offset")),
+    "view_as_real": lambda base, view, a, n: _aten.view_as_complex.default(view),
+    "view_as_complex": lambda base, view, a, n: _aten.view_as_real.default(view),
+}

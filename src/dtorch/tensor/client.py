@@ -1,0 +1,198 @@
+"""``Client``: the client's end of a session. It numbers values, plans and calls, batches instructions and reads replies.
+
+The client never computes. It may run far ahead of the workers; only ``request`` waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..core.errors import RemoteError, SessionClosedError, four_parts
+from ..core.mesh import DeviceMesh
+from ..core.program import Barrier, Call, Forget, Free, Instruction, PendingReply, Reply, Sink
+from ..sharding.plan import Plan
+from .sites import Site, describe_site
+
+BATCH = 32
+"""Instructions per batch: enough to spread the cost of handing one over, few enough to start early."""
+
+BARRIER_EVERY = 256
+"""Batches between two barriers: bounds what is remembered for error reports, and surfaces failures."""
+
+
+class Client:
+    """One session's client.
+
+    Args:
+        sink: where batches go.
+        check_mesh: raises where the session has no such devices.
+        synchronous: run every instruction before the next is issued (``DTORCH_SYNC=1``).
+    """
+
+    def __init__(self, sink: Sink, check_mesh: Callable[[DeviceMesh], None], synchronous: bool = False) -> None:
+        self.sink = sink
+        self.check_mesh = check_mesh
+        self.batch_limit = 1 if synchronous else BATCH
+        self.synchronous = synchronous
+        self.outbox: list[Instruction] = []
+        self.sites: list[Site] = []
+        self.freed: deque[int] = deque()
+        self.next_handle = 1
+        self.next_plan = 1
+        self.first = 0
+        self.history: list[tuple[int, list[Site]]] = []
+        self.plans: dict[int, Plan] = {}
+        self.cache: dict[tuple, Any] = {}
+        self.planned = 0
+        self.calls = 0
+        self.closed = False
+        self.lock = threading.RLock()
+
+    def new_handle(self) -> int:
+        """Allot the name of a value."""
+        handle = self.next_handle
+        self.next_handle = handle + 1
+        return handle
+
+    def define(self, plan: Plan) -> int:
+        """Teach workers a plan; returns its number."""
+        number = self.next_plan
+        self.next_plan += 1
+        self.planned += 1
+        self.plans[number] = plan
+        self.outbox.append(msgspec.structs.replace(plan.define, plan=number))
+        return number
+
+    def forget(self, numbers: list[int]) -> None:
+        """Let workers drop plans that will not be called again."""
+        for number in numbers:
+            del self.plans[number]
+        self.outbox.append(Forget(numbers))
+
+    def call(self, instruction: Call, site: Site) -> None:
+        """Issue a call."""
+        self.outbox.append(instruction)
+        self.sites.append(site)
+        if len(self.outbox) >= self.batch_limit:
+            self.flush()
+
+    def emit(self, instruction: Instruction) -> None:
+        """Issue an instruction that is not a call."""
+        self.outbox.append(instruction)
+
+    def flush(self) -> None:
+        """Hand the batch over."""
+        self.sink.submit(*self._take())
+        if self.synchronous or len(self.history) >= BARRIER_EVERY:
+            self.request(Barrier())
+
+    def _take(self, last: Instruction | None = None) -> tuple[int, list[Instruction]]:
+        """The batch so far, ended by what has been freed, and its first sequence number."""
+        if self.closed:
+            raise closed_error()
+        with self.lock:
+            batch, sites, first = self.outbox, self.sites, self.first
+            if last is not None:
+                batch.append(last)
+            elif self.freed:
+                batch.append(self._free())
+            self.outbox, self.sites, self.first = [], [], first + len(sites)
+            self.history.append((first, sites))
+            self.calls += len(sites)
+        return first, batch
+
+    def _free(self) -> Free:
+        handles = []
+        while self.freed:
+            handles.append(self.freed.popleft())
+        return Free(handles)
+
+    def request(self, instruction: Instruction, site: Site = None) -> Any:
+        """Issue an instruction that is answered, and wait for the answer.
+
+        Raises:
+            RemoteError: an operator failed since the last answer.
+        """
+        return self.settle(self.send(instruction, site).result())
+
+    def send(self, instruction: Instruction, site: Site = None) -> PendingReply:
+        """Issue an instruction that is answered; the caller settles the reply."""
+        if site is not None:
+            self.sites.append(site)
+        return self.sink.request(*self._take(instruction))
+
+    def settle(self, reply: Reply) -> Any:
+        """The result of a reply.
+
+        Raises:
+            RemoteError: the reply reports a failed operator.
+        """
+        if reply.failures:
+            raise self._remote_error(reply)
+        self.history.clear()
+        return reply.result
+
+    def _remote_error(self, reply: Reply) -> RemoteError:
+        failure = reply.failures[0]
+        site = describe_site(self._site_of(failure.sequence))
+        more = f" ({len(reply.failures) - 1} more operators failed)" if len(reply.failures) > 1 else ""
+        text = four_parts(
+            f"{failure.operator} failed: {failure.message}{more}",
+            "an operator that fails on a worker fails your program at the next value you read",
+            f"{site}; on {failure.device}; local shapes {failure.shapes}; plan {failure.plan}",
+            "mend the call at that line; set DTORCH_SYNC=1 to stop exactly there. The session stays usable\n" + failure.traceback,
+        )
+        return RemoteError(text, operator=failure.operator, site=site, device=failure.device, shapes=failure.shapes, worker_traceback=failure.traceback)
+
+    def _site_of(self, sequence: int) -> Site:
+        for first, sites in self.history:
+            if first <= sequence < first + len(sites):
+                return sites[sequence - first]
+        return None
+
+    def close(self) -> None:
+        """End the session: workers release everything."""
+        if not self.closed:
+            self.closed = True
+            self.outbox, self.sites = [], []
+            self.sink.close()
+
+
+_current: Client | None = None
+_starter: Callable[[], Client] | None = None
+
+
+def set_starter(starter: Callable[[], Client]) -> None:
+    """Install what starts the embedded session at a first use."""
+    global _starter
+    _starter = starter
+
+
+def set_current(client: Client | None) -> None:
+    """Make a client the one that new tensors use."""
+    global _current
+    _current = client
+
+
+def current_client() -> Client:
+    """The session's client; starts the embedded session at a first use."""
+    if _current is None:
+        assert _starter is not None
+        set_current(_starter())
+    assert _current is not None
+    return _current
+
+
+def closed_error() -> SessionClosedError:
+    """The error for a tensor whose session is over."""
+    return SessionClosedError(four_parts("a tensor of a session that was shut down", "a tensor's data lives as long as its session", "the operator on your line", "read what you need with to_torch() before dtorch.shutdown(), and make tensors anew after it"))
+
+
+def running() -> Client | None:
+    """The session's client, or None while there is no session."""
+    return _current

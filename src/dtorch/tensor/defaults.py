@@ -1,0 +1,22 @@
+"""The mesh that tensors are made on unless told."""
+
+from __future__ import annotations
+
+from ..core.mesh import DeviceMesh
+
+_stack: list[DeviceMesh] = []
+
+
+def default_mesh() -> DeviceMesh:
+    """The mesh of the innermost ``use_mesh``, else one CPU device."""
+    return _stack[-1] if _stack else DeviceMesh("cpu")
+
+
+def push_mesh(mesh: DeviceMesh) -> None:
+    """Make a mesh the default."""
+    _stack.append(mesh)
+
+
+def pop_mesh() -> None:
+    """Undo the last ``push_mesh``."""
+    _stack.pop()

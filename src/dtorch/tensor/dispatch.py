@@ -1,0 +1,240 @@
+"""The hot path: from an operator call to one ``Call`` instruction and the wrappers of its results.
+
+A plan is found by (operator, specs, static arguments). Everything that is not a plain planned call, such as reading a
+value, list operators or a mixed-in plain tensor, is handled by functions registered by operator (see ``special.py``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..core.placements import REPLICATE
+from ..core.program import Call, Fetch
+from ..core.spec import Spec
+from ..sharding.call import is_view, leaves, replace_leaves, returns_written, written_args
+from ..sharding.plan import Plan
+from ..sharding.planner import Changing, plan_call
+from ..sharding.table import rule_for
+from . import aliasing, moving, watch
+from .client import Client, closed_error, current_client
+from .sites import current_site, is_library
+from .value import Value
+from .wrapper import make_wrapper as _make
+from .wrapper import wrap
+
+CACHE_LIMIT = 16384
+"""Plans kept per session; beyond it the oldest quarter is forgotten."""
+
+Handler = Callable[[Any, tuple, dict[str, Any]], Any]
+HANDLERS: dict[Any, Handler] = {}
+HANDLER_FAMILIES: list[tuple[Callable[[Any], bool], Handler]] = []
+
+_mixed: Handler
+
+
+def bind_mixed(handler: Handler) -> None:
+    """Install what handles a call with plain tensors among its arguments."""
+    global _mixed
+    _mixed = handler
+
+
+def operator_of(func: Any) -> Operator:
+    """What dispatch knows of an operator."""
+    operator = _operators.get(id(func))
+    if operator is None:
+        operator = _operators[id(func)] = Operator(func)
+    return operator
+
+
+_frame = sys._getframe
+_operators: dict[int, Operator] = {}
+_SCALARS = frozenset((int, float, bool, complex))
+
+
+class Operator:
+    """What dispatch knows of an operator beforehand.
+
+    Attributes:
+        handler: takes the whole call instead of the planner, or None.
+        changing: numbers among the arguments come with each call, so a new number needs no new plan.
+        special: the result needs more than a fresh wrapper.
+    """
+
+    __slots__ = ("changing", "func", "handler", "key", "random", "returns_written", "special", "view", "written")
+
+    def __init__(self, func: Any) -> None:
+        rule = rule_for(func)
+        self.func = func
+        self.key = id(func)
+        self.handler = HANDLERS.get(func) or next((h for matches, h in HANDLER_FAMILIES if matches(func)), None)
+        self.changing = rule is not None and rule.changing
+        self.written = written_args(func)
+        self.view = is_view(func) and not self.written
+        self.returns_written = returns_written(func)
+        self.random = torch.Tag.nondeterministic_seeded in func.tags
+        self.special = bool(self.written or self.view or self.random)
+
+
+class Entry:
+    """A cached plan, ready to call. ``single`` is the spec of its one output, None where there are more or unknown ones."""
+
+    __slots__ = ("number", "plan", "simple", "single")
+
+    def __init__(self, plan: Plan, number: int, operator: Operator) -> None:
+        self.plan, self.number = plan, number
+        self.single = plan.outs[0] if len(plan.outs) == 1 and plan.tree is ... else None
+        self.simple = self.single is not None and not operator.special and not plan.comms and plan.how != "replicated"
+
+
+def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    """``Tensor.__torch_dispatch__``: issue one operator call and wrap its results."""
+    operator = _operators.get(id(func))
+    if operator is None:
+        operator = _operators[id(func)] = Operator(func)
+    if operator.handler is not None:
+        return operator.handler(cls, func, args, kwargs or {})
+    client = current_client()
+    key: list[Any] = [operator.key]
+    handles: list[int] = []
+    scalars: list[Any] = []
+    for a in args if not kwargs else (*args, *kwargs, *kwargs.values()):
+        kind = type(a)
+        if kind is cls:
+            value = a._value
+            if value.client is not client:
+                raise closed_error()
+            if value.group is not None and value.group.link is not None:
+                aliasing.refresh(value.group)
+            key.append(a._spec)
+            handles.append(value.handle)
+        elif operator.changing and kind in _SCALARS:
+            key.append(kind)
+            scalars.append(a)
+        elif kind is list or kind is tuple:
+            if not _flatten(cls, client, a, key, handles):
+                return _mixed(cls, func, args, kwargs or {})
+        elif isinstance(a, torch.Tensor):
+            return _mixed(cls, func, args, kwargs or {})
+        else:
+            key.append(a)
+            key.append(kind)
+    entry = client.cache.get(tuple(key))
+    if entry is None:
+        entry = plan(client, operator, tuple(key), args, kwargs or {})
+    frame = _frame(1)
+    site = current_site() if is_library(frame.f_code.co_filename) else (frame.f_code, frame.f_lasti)
+    if not entry.simple:
+        return finish(cls, client, operator, entry, Call(entry.number, handles, [], scalars), site, args, kwargs or {})
+    spec = entry.single
+    handle = client.next_handle
+    client.next_handle = handle + 1
+    client.call(Call(entry.number, handles, [handle], scalars), site)
+    out = _make(cls, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    out._spec = spec
+    out._value = Value(client, handle)
+    return out
+
+
+def plan(client: Client, operator: Operator, key: tuple, args: tuple, kwargs: dict[str, Any]) -> Entry:
+    """Make, define and cache the plan of a call."""
+    cls = _tensor_class(args, kwargs)
+    specs = replace_leaves((args, kwargs), cls, lambda t: t._spec) if cls is not None else (args, kwargs)
+    if operator.changing:
+        counter = iter(range(len(args) + len(kwargs)))
+        specs = (tuple(_changing(a, counter) for a in specs[0]), {k: _changing(v, counter) for k, v in specs[1].items()})
+    made = plan_call(operator.func, *specs)
+    entry = Entry(made, client.define(made), operator)
+    if len(client.cache) >= CACHE_LIMIT:
+        old = list(client.cache)[: CACHE_LIMIT // 4]
+        client.forget([client.cache.pop(k).number for k in old])
+    client.cache[key] = entry
+    return entry
+
+
+def _changing(value: Any, counter: Any) -> Any:
+    return Changing(value, next(counter)) if type(value) in _SCALARS else value
+
+
+def _tensor_class(args: tuple, kwargs: dict[str, Any]) -> type | None:
+    return next((type(t) for t in leaves((args, kwargs), torch.Tensor)), None)
+
+
+def finish(cls: type, client: Client, operator: Operator, entry: Entry, call: Call, site: Any, args: tuple, kwargs: dict[str, Any], source: Any = None) -> Any:
+    """Issue a call whose result is more than one fresh wrapper: several outputs, views, writes, unknown shapes.
+
+    ``source`` draws a random call's numbers.
+    """
+    made = entry.plan
+    watch.observe(made, site)
+    written = aliasing.written_tensors(operator, args, kwargs)
+    outs = [Value(client, client.new_handle()) for _ in made.define.outputs]
+    call = Call(call.plan, call.inputs, [v.handle for v in outs], call.scalars)
+    if source is None:
+        client.call(call, site)
+    else:
+        source.draw(client, call, site)
+    for tensor in written:
+        aliasing.wrote(tensor)
+    if made.tree is None:
+        return described(cls, client, operator, made, outs)
+    results = [wrap(cls, spec, value) for spec, value in zip(made.outs, outs, strict=True)]
+    if operator.view:
+        aliasing.connect(operator, made, results, args, moving.alias)
+    if operator.returns_written:
+        return written[0] if len(written) == 1 else tuple(written)
+    fresh = iter(results)
+    return replace_leaves(made.tree, type(...), lambda _: next(fresh))
+
+
+def flatten_call(cls: type, client: Client, operator: Operator, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, list[int], list[Any]] | None:
+    """Key, input handles and changing numbers of a call; None when a plain tensor is among its arguments."""
+    key: list[Any] = [operator.key]
+    handles: list[int] = []
+    scalars: list[Any] = []
+    for a in (*args, *kwargs, *kwargs.values()):
+        if operator.changing and type(a) in _SCALARS:
+            key.append(type(a))
+            scalars.append(a)
+        elif not _flatten(cls, client, (a,), key, handles):
+            return None
+    return tuple(key), handles, scalars
+
+
+def described(cls: type, client: Client, operator: Operator, made: Plan, outs: list[Value]) -> Any:
+    """Wrap outputs whose shapes depend on data: ask the worker for them."""
+    mesh = made.mesh
+    results = []
+    for value in outs:
+        (shape, stride, dtype), *_ = client.request(Fetch(value.handle, describe=True))
+        spec = Spec.make(mesh, (REPLICATE,) * mesh.ndim, shape, getattr(torch, dtype), stride)
+        results.append(wrap(cls, spec, value))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+
+
+def _flatten(cls: type, client: Client, items: Any, key: list[Any], handles: list[int]) -> bool:
+    """Key and handles of a list argument; False when it holds a plain tensor."""
+    key.append(len(items))
+    for a in items:
+        if type(a) is cls:
+            if a._value.client is not client:
+                raise closed_error()
+            if a._value.group is not None:
+                aliasing.refresh(a._value.group)
+            key.append(a._spec)
+            handles.append(a._value.handle)
+        elif isinstance(a, torch.Tensor):
+            return False
+        elif isinstance(a, list | tuple):
+            if not _flatten(cls, client, a, key, handles):
+                return False
+        else:
+            key.append(a)
+            key.append(type(a))
+    return True
+

@@ -1,0 +1,168 @@
+"""Putting data on a mesh, moving it between placements and meshes, and reading it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..core.mesh import DeviceMesh
+from ..core.placements import REPLICATE, Partial, Placement, Shard
+from ..core.program import Call, Fetch, MeshInfo, Put
+from ..core.spec import Spec
+from ..sharding.builder import Builder
+from ..sharding.plan import Plan
+from ..sharding.planner import plan_into
+from ..sharding.redistribute import redistribute as plan_redistribute
+from . import aliasing, watch
+from .client import Client, closed_error, current_client
+from .future import TensorFuture
+from .sites import current_site
+from .value import Value
+from .wrapper import wrap
+
+
+def client_of(tensor: Any) -> Client:
+    """The session that holds a tensor.
+
+    Raises:
+        SessionClosedError: that session is over.
+    """
+    client = tensor._value.client
+    if client.closed:
+        raise closed_error()
+    return client
+
+
+def run_plan(key: tuple, make: Callable[[], Plan], tensors: Sequence[Any], explicit: bool = False) -> list[Any]:
+    """Run a plan that is no operator call, cached under ``key``; returns its outputs."""
+    client = client_of(tensors[0]) if tensors else current_client()
+    entry = client.cache.get(key)
+    if entry is None:
+        made = make()
+        entry = client.cache[key] = PlannedMove(made, client.define(made))
+    site = current_site()
+    watch.observe(entry.plan, site, explicit)
+    for tensor in tensors:
+        if tensor._value.group is not None:
+            aliasing.refresh(tensor._value.group)
+    outs = [Value(client, client.new_handle()) for _ in entry.plan.outs]
+    client.call(Call(entry.number, [t._value.handle for t in tensors], [v.handle for v in outs], []), site)
+    cls = type(tensors[0])
+    return [wrap(cls, spec, value) for spec, value in zip(entry.plan.outs, outs, strict=True)]
+
+
+class PlannedMove:
+    """A cached plan of ``run_plan``."""
+
+    __slots__ = ("number", "plan")
+
+    def __init__(self, plan: Plan, number: int) -> None:
+        self.plan, self.number = plan, number
+
+
+def move(tensor: Any, target: Spec, explicit: bool = True) -> Any:
+    """The same values under the target's mesh and placements, outside autograd; the tensor itself if nothing changes."""
+    source = tensor._spec
+    if source is target:
+        return tensor
+
+    def make() -> Plan:
+        builder = Builder("redistribute", [source], plan_into)
+        out = plan_redistribute(builder, builder.inputs[0], target)
+        return Plan(builder.define([out]), (out.spec,), ..., tuple(builder.comms), "redistribute", source.mesh, False)
+
+    return run_plan(("redistribute", source, target), make, [tensor], explicit)[0]
+
+
+def alias(tensor: Any) -> Any:
+    """A second hold on a tensor's memory."""
+
+    def make() -> Plan:
+        builder = Builder("alias", [tensor._spec], plan_into)
+        out = builder.local("aten::alias.default", [builder.inputs[0]], {}, [tensor._spec])
+        return Plan(builder.define(out), (tensor._spec,), ..., (), "rule", tensor._spec.mesh, True)
+
+    return run_plan(("alias", tensor._spec), make, [tensor])[0]
+
+
+class Redistribute(torch.autograd.Function):
+    """Redistribution is the identity on global values, and so is its gradient; it goes back to where the input was."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, target: Spec) -> Any:
+        ctx.source = tensor._spec
+        moved = move(tensor, target)
+        return alias(moved) if moved is tensor else moved
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
+        placements = [REPLICATE if isinstance(p, Partial) else p for p in ctx.source.placements]
+        return move(grad, Spec.make(ctx.source.mesh, placements, grad.shape, grad.dtype, grad._spec.stride)), None
+
+
+def redistributed(tensor: Any, mesh: DeviceMesh | None, placements: Sequence[Placement] | None) -> Any:
+    """``tensor`` on another mesh or under other placements, differentiably; see ``Tensor.redistribute``."""
+    source = tensor._spec
+    if placements is None:
+        same = mesh is None or mesh.ndim == source.mesh.ndim
+        placements = source.placements if same else (REPLICATE,) * mesh.ndim  # type: ignore[union-attr]
+        if mesh is not None and mesh is not source.mesh:
+            placements = [Shard(p.dim) if isinstance(p, Shard) else p for p in placements]
+    target = source.replace(placements, mesh)
+    if target is source:
+        return tensor
+    return Redistribute.apply(tensor, target) if tensor.requires_grad and torch.is_grad_enabled() else move(tensor, target)
+
+
+def replicated(tensor: Any) -> Any:
+    """The tensor replicated on its mesh, outside autograd."""
+    return move(tensor, tensor._spec.replace((REPLICATE,) * tensor._spec.mesh.ndim))
+
+
+def put(cls: type, tensor: torch.Tensor, mesh: DeviceMesh) -> Any:
+    """A plain tensor, copied, replicated on a mesh."""
+    client = current_client()
+    own = tensor.detach().clone()
+    spec = Spec.make(mesh, (REPLICATE,) * mesh.ndim, own.shape, own.dtype, own.stride())
+    value = Value(client, client.new_handle())
+    client.check_mesh(mesh)
+    client.emit(Put(value.handle, mesh_info(mesh), [], [own]))
+    return wrap(cls, spec, value)
+
+
+def put_pieces(cls: type, spec: Spec, pieces: Sequence[torch.Tensor]) -> Any:
+    """A tensor made of local tensors, one per piece of ``spec``, in piece order."""
+    client = current_client()
+    value = Value(client, client.new_handle())
+    client.check_mesh(spec.mesh)
+    client.emit(Put(value.handle, mesh_info(spec.mesh), list(spec.axes), [p.detach().clone() for p in pieces]))
+    return wrap(cls, spec, value)
+
+
+def mesh_info(mesh: DeviceMesh) -> MeshInfo:
+    """A mesh as it crosses the wire."""
+    return MeshInfo(mesh.device_type, list(mesh.shape), list(mesh.ids))
+
+
+def fetch_pieces(tensor: Any) -> list[torch.Tensor]:
+    """Copies of the tensor's distinct local tensors, in piece order; waits."""
+    client = client_of(tensor)
+    if tensor._value.group is not None:
+        aliasing.refresh(tensor._value.group)
+    return client.request(Fetch(tensor._value.handle), None)
+
+
+def fetch_whole(tensor: Any) -> torch.Tensor:
+    """A copy of the global value as a plain tensor; waits."""
+    return fetch_async(tensor).get()
+
+
+def fetch_async(tensor: Any) -> TensorFuture:
+    """The global value as a future."""
+    whole = replicated(tensor)
+    if whole._value.group is not None:
+        aliasing.refresh(whole._value.group)
+    client = client_of(whole)
+    return TensorFuture(client, client.send(Fetch(whole._value.handle)))

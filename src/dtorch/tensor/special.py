@@ -1,0 +1,130 @@
+"""Operators that are no plain planned call: reading values, sharing memory, random draws, lists of tensors, mixing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..core.program import Call, Draw
+from ..core.spec import Spec
+from ..sharding.call import leaves, replace_leaves, schema_of, written_args
+from . import dispatch, foreach, moving
+from .client import current_client
+from .sites import current_site
+
+from .wrapper import wrap
+
+_aten = torch.ops.aten
+
+
+def shared(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``detach`` and ``alias``: another wrapper over the same value; no instruction at all."""
+    return wrap(cls, args[0]._spec, args[0]._value)
+
+
+def read_scalar(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``item()``: waits for the value."""
+    return moving.fetch_whole(args[0]).item()
+
+
+def compared(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """``torch.equal``: waits for the answer."""
+    a, b = args
+    if a.shape != b.shape:
+        return False
+    return bool((a == b).all().item())
+
+
+def reshaped_in_place(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``squeeze_``, ``t_`` and their kin: the tensor becomes its own view."""
+    tensor = args[0]
+    schema = schema_of(func)
+    packet = getattr(_aten, schema.name.removeprefix("aten::").removesuffix("_"))
+    view = getattr(packet, schema.overload_name or "default")(*args, **kwargs)
+    with torch._C._DisableTorchDispatch():
+        func(*args, **kwargs)
+    tensor._spec, tensor._value = view._spec, view._value
+    return tensor
+
+
+def drawn(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A random operator: the generator's state goes along and comes back, so every mesh draws the same numbers."""
+    kwargs = dict(kwargs)
+    generator = kwargs.pop("generator", None)
+    args = tuple(None if isinstance(a, torch.Generator) else a for a in args)
+    client = current_client()
+    operator = dispatch.operator_of(func)
+    flat = dispatch.flatten_call(cls, client, operator, args, kwargs)
+    if flat is None:
+        return mixed(cls, func, args, {**kwargs, "generator": generator} if generator is not None else kwargs)
+    key, handles, scalars = flat
+    entry = client.cache.get(key) or dispatch.plan(client, operator, key, args, kwargs)
+    device = next(leaves((args, kwargs), cls))._spec.device
+    return dispatch.finish(cls, client, operator, entry, Call(entry.number, handles, [], scalars), current_site(), args, kwargs, Source(generator, device))
+
+
+class Source:
+    """Where random numbers come from: a generator, or the device type's default one."""
+
+    def __init__(self, generator: torch.Generator | None, device: torch.device) -> None:
+        if generator is None:
+            generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+        self.generator = generator
+
+    def draw(self, client: Any, call: Call, site: Any) -> None:
+        """Run a call with this generator, and take its state back."""
+        state = self.generator.get_state()
+        after = client.request(Draw(call.plan, call.inputs, call.outputs, call.scalars, state), site)
+        self.generator.set_state(after)
+
+
+def mixed(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A call with plain tensors mixed in: they are taken as replicated; a plain tensor that is written gets the result."""
+    partners = list(leaves((args, kwargs), cls))
+    mesh = next((t._spec.mesh for t in partners if t.ndim), partners[0]._spec.mesh)
+    promoted: dict[int, Any] = {}
+
+    def promote(t: torch.Tensor) -> Any:
+        if type(t) is cls:
+            return t
+        if id(t) not in promoted:
+            promoted[id(t)] = moving.put(cls, t, mesh)
+        return promoted[id(t)]
+
+    result = func(*replace_leaves(args, torch.Tensor, promote), **replace_leaves(kwargs, torch.Tensor, promote))
+    placed = dict(zip([a.name for a in schema_of(func).arguments], args, strict=False)) | kwargs
+    for name in written_args(func):
+        for t in leaves(placed.get(name), torch.Tensor):
+            if type(t) is not cls:
+                t.copy_(moving.fetch_whole(promoted[id(t)]))
+                result = t
+    return result
+
+
+def decomposed(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A composite operator that reached us whole: run its parts."""
+    return func.decompose(*args, **kwargs)
+
+
+def is_composite(func: Any) -> bool:
+    """Whether PyTorch defines the operator by others."""
+    return func._can_decompose() and not any(t in func.tags for t in (torch.Tag.nondeterministic_seeded,))
+
+
+def install() -> None:
+    """Register every handler with dispatch."""
+    handlers = dispatch.HANDLERS
+    for func in (_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default):
+        handlers[func] = shared
+    handlers[_aten._local_scalar_dense.default] = read_scalar
+    handlers[_aten.equal.default] = compared
+    families = dispatch.HANDLER_FAMILIES
+    families.append((lambda f: torch.Tag.inplace_view in f.tags and f is not _aten.resize_.default, reshaped_in_place))
+    families.append((lambda f: torch.Tag.nondeterministic_seeded in f.tags, drawn))
+    families.append((foreach.is_foreach, foreach.one_by_one))
+    families.append((is_composite, decomposed))
+
+
+install()
+dispatch.bind_mixed(mixed)

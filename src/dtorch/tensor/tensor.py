@@ -1,0 +1,195 @@
+"""``Tensor``: what users hold. A ``torch.Tensor`` with a global shape whose data lies on the devices of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from ..core.errors import UsageError, four_parts
+from ..core.mesh import DeviceMesh, coordinates
+from ..core.placements import REPLICATE, Placement, Placements, Shard
+from ..core.spec import Spec
+from . import construct, dispatch, moving, printing
+from .defaults import default_mesh
+from .future import TensorFuture
+from .value import Value
+
+
+class Tensor(torch.Tensor):
+    """A global tensor: one tensor to the program, pieces on the devices of a mesh.
+
+    Every ``torch`` function, method and operator works on it, autograd included. Shape, stride and dtype are those of
+    the whole tensor.
+
+    Args:
+        data: a ``torch.Tensor``, a nested list, a number, or another global tensor.
+        device_mesh: where it lives; the default mesh when omitted.
+        placements: one per mesh axis; replicated when omitted.
+        requires_grad: as in ``torch.tensor``.
+
+    Raises:
+        MeshError, PlacementError: mesh or placements that do not fit.
+        UsageError: data that is no tensor.
+    """
+
+    __slots__ = ("_spec", "_value")
+    _spec: Spec
+    _value: Value
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_dispatch__ = classmethod(dispatch.dispatch)
+
+    def __new__(
+        cls,
+        data: Any,
+        *,
+        device_mesh: DeviceMesh | None = None,
+        placements: Sequence[Placement] | None = None,
+        dtype: torch.dtype | None = None,
+        requires_grad: bool = False,
+    ) -> Tensor:
+        if isinstance(data, Tensor):
+            made = data.detach().redistribute(device_mesh, placements)
+            made = made.clone() if made._value is data._value else made
+        else:
+            made = construct.distribute(cls, _plain(data), device_mesh or default_mesh(), placements)
+        if dtype is not None:
+            made = made.to(dtype)
+        return made.requires_grad_(requires_grad) if requires_grad else made
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh it lives on."""
+        return self._spec.mesh
+
+    @property
+    def placements(self) -> Placements:
+        """How it lies along each mesh axis."""
+        return self._spec.placements
+
+    @property
+    def shards(self) -> list[torch.Tensor]:
+        """A copy of the local tensor of each device, in the mesh's row-major order; waits for the values.
+
+        Devices that hold the same piece share one tensor.
+        """
+        pieces = moving.fetch_pieces(self)
+        return [pieces[self._spec.piece_of(c)] for c in coordinates(self._spec.mesh.shape)]
+
+    def local_shape(self, coord: Sequence[int]) -> torch.Size:
+        """Local shape on the device at a mesh coordinate."""
+        return torch.Size(self._spec.local_box(coord)[1])
+
+    def redistribute(self, device_mesh: DeviceMesh | None = None, placements: Sequence[Placement] | None = None) -> Tensor:
+        """The same values under other placements or on another mesh; differentiable.
+
+        Args:
+            device_mesh: target mesh; the present one when omitted.
+            placements: target placements. When omitted, they are kept if the target mesh has as many axes, and
+                replicated if not.
+
+        Returns:
+            The tensor itself where nothing changes, else a tensor with memory of its own.
+        """
+        return moving.redistributed(self, device_mesh, placements)
+
+    def redistribute_like(self, other: Tensor) -> Tensor:
+        """The same values on the mesh and under the placements of another tensor."""
+        return moving.redistributed(self, other.device_mesh, [Shard(p.dim) if isinstance(p, Shard) and other.shape != self.shape else p for p in other.placements])
+
+    def redistribute_by_dict(self, placements: Mapping[str, Placement], device_mesh: DeviceMesh | None = None, default: str = "keep") -> Tensor:
+        """Redistribute by axis name.
+
+        Args:
+            placements: axis name to placement; names that the mesh does not have are passed over, so one program
+                serves many meshes.
+            device_mesh: target mesh; the present one when omitted.
+            default: what becomes of axes not named: ``"keep"``, ``"replicate"``, or ``"error"``.
+
+        Raises:
+            UsageError: unknown default, or an axis not named under ``"error"``.
+        """
+        mesh = device_mesh or self.device_mesh
+        return self.redistribute(mesh, _by_name(self, mesh, placements, default))
+
+    def to_torch(self) -> torch.Tensor:
+        """The value as a plain, detached tensor of the global shape; waits for it.
+
+        Raises:
+            RemoteError: an operator it depends on failed.
+        """
+        return moving.fetch_whole(self)
+
+    def full_tensor(self) -> torch.Tensor:
+        """Same as ``to_torch``."""
+        return self.to_torch()
+
+    def to_torch_async(self) -> TensorFuture:
+        """The value as a future; the program goes on."""
+        return moving.fetch_async(self)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The value as a NumPy array of the global shape; waits for it."""
+        return self.to_torch().numpy(force=force)
+
+    def tolist(self) -> Any:
+        """The value as nested lists; waits for it."""
+        return self.to_torch().tolist()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return printing.text(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.ndim == 0 and spec else repr(self)
+
+    def _repr_html_(self) -> str:
+        return printing.html(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            copied = self.detach().clone().requires_grad_(self.requires_grad)
+            if isinstance(self, torch.nn.Parameter):
+                copied = torch.nn.Parameter(copied, self.requires_grad)
+            memo[id(self)] = copied
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UsageError(four_parts(f"pickling {type(self).__name__} of shape {tuple(self.shape)}", "its data lies on the devices of a session, not in this process", "pickle.dumps, torch.save or a process pool", "save t.to_torch() instead, and distribute it anew with dtorch.Tensor(...)"))
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """The same memory outside autograd; assigning makes the tensor hold another one's memory."""
+        return self.detach()
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        if not isinstance(other, Tensor):
+            other = Tensor(other, device_mesh=self.device_mesh, placements=self.placements)
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self._spec, self._value = other._spec, other._value
+
+
+def _plain(data: Any) -> torch.Tensor:
+    if isinstance(data, torch.Tensor):
+        return data
+    try:
+        return torch.tensor(data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(four_parts(f"data of type {type(data).__name__}", f"a tensor is made of a torch.Tensor, numbers or nested lists of them ({error})", "dtorch.Tensor(data, ...)", "convert the data first")) from None
+
+
+def _by_name(tensor: Tensor, mesh: DeviceMesh, placements: Mapping[str, Placement], default: str) -> list[Placement]:
+    where = "redistribute_by_dict(placements, default=...)"
+    if default not in ("keep", "replicate", "error"):
+        raise UsageError(four_parts(f"default={default!r}", 'default is "keep", "replicate" or "error"', where, "use one of these"))
+    kept = dict(zip(tensor.device_mesh.axis_names(), tensor.placements, strict=True))
+    out: list[Placement] = []
+    for name in mesh.axis_names():
+        if name in placements:
+            out.append(placements[name])
+        elif default == "error":
+            raise UsageError(four_parts(f"no placement for axis {name!r} of {mesh!r}", 'under default="error" every axis is named', where, f"name {name!r}, or use another default"))
+        else:
+            out.append(kept.get(name, REPLICATE) if default == "keep" else REPLICATE)
+    return out
