@@ -47,6 +47,6 @@ def _on_meta(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tup
     args = tuple("meta" if isinstance(v, torch.device) else None if isinstance(v, torch.Generator) else v for v in args)
     kwargs = {k: v for k, v in kwargs.items() if not isinstance(v, torch.Generator)}
     for argument in arguments[len(args) :]:
-        if str(argument.type) in ("Optional[Device]", "Device") and (argument.name in kwargs or not any(leaves((args, kwargs), torch.Tensor))):
+        if str(argument.type) in ("Optional[Device]", "Device") and (argument.name in kwargs or next(leaves((args, kwargs), torch.Tensor), None) is None):
             kwargs[argument.name] = torch.device("meta")
     return args, kwargs

@@ -68,13 +68,14 @@ class Labels:
 
         ``cuts[label]`` are the label's piece lengths after the earlier axes, in units; absent where it is uncut.
         """
-        out = self._partial_candidates(axis, specs)
+        kept, filled = self._partial_candidates(axis, specs)
+        out = kept
         for label in self._present(axis, specs):
             candidate = self._sharding(label, axis, specs, cuts)
             if candidate is not None:
                 out.append(candidate)
         out.append(Candidate((REPLICATE,) * len(self.inputs), (REPLICATE,) * len(self.outputs)))
-        return out
+        return out + filled
 
     def _present(self, axis: int, specs: Sequence[Spec]) -> list[str]:
         """Labels that some input shards on the axis now; where it shards a dim that must be whole, its other labels."""
@@ -125,16 +126,20 @@ class Labels:
                 best, weight = in_units, spec.nbytes
         return best or tuple(s for n in outer for s in balanced(n, k))
 
-    def _partial_candidates(self, axis: int, specs: Sequence[Spec]) -> list[Candidate]:
-        out = []
+    def _partial_candidates(self, axis: int, specs: Sequence[Spec]) -> tuple[list[Candidate], list[Candidate]]:
+        """Choices that stay partial: those all of whose inputs are partial now, and those that make one so."""
+        kept: list[Candidate] = []
+        filled: list[Candidate] = []
         placements = [spec.placements[axis] for spec in specs]
         for op in {p.reduce_op: None for p in placements if isinstance(p, Partial)}:
             for row in self.partial:
-                fits = all(placement in (Partial(op), REPLICATE) for placement, wanted in zip(placements, row.inputs, strict=True) if wanted)
-                if op in row.ops and fits and any(p == Partial(op) for p, wanted in zip(placements, row.inputs, strict=True) if wanted):
-                    inputs = tuple(Partial(op) if wanted else REPLICATE for wanted in row.inputs)
-                    out.append(Candidate(inputs, (Partial(op),) * len(self.outputs)))
-        return out
+                wanted = [p for p, partial in zip(placements, row.inputs, strict=True) if partial]
+                if op not in row.ops or Partial(op) not in wanted or not set(wanted) <= {Partial(op), REPLICATE}:
+                    continue
+                inputs = tuple(Partial(op) if partial else REPLICATE for partial in row.inputs)
+                candidate = Candidate(inputs, (Partial(op),) * len(self.outputs))
+                (filled if REPLICATE in wanted else kept).append(candidate)
+        return kept, filled
 
 
 def _split(dim: Dim) -> tuple[str, int]:

@@ -34,7 +34,7 @@ def rule_for(func: OpOverload) -> Rule | None:
         return None
     name = schema.name.removeprefix("aten::")
     base = name if name.endswith("__") else name.removesuffix("_")
-    for key in (f"{base}.{schema.overload_name}", base):
+    for key in (f"{base}.{schema.overload_name or 'default'}", base):
         for table in (*FAMILIES, _custom):
             if key in table:
                 return table[key]
