@@ -63,7 +63,8 @@ class ControllerState:
         self.counters = Counters()
         self.plans: dict[int, str] = {}
         self._hosts: dict[tuple[str, int], str] = {}
-        self._story: deque[str] = deque(maxlen=STORY_LENGTH)
+        # Entries are written out only when someone asks. No entry may hold a Put, which would keep its tensors alive.
+        self._story: deque[Call | Draw | str] = deque(maxlen=STORY_LENGTH)
 
     def handle(self, event: Event) -> list[SendBatch]:
         """What to do about an event.
@@ -83,7 +84,7 @@ class ControllerState:
 
     def story(self) -> str:
         """The last instructions, oldest first, one a line."""
-        return "\n".join(self._story)
+        return "\n".join(self._line(entry) for entry in self._story)
 
     def _assign(self, event: DevicesAssigned) -> None:
         if event.worker != self.default_worker:
@@ -97,9 +98,8 @@ class ControllerState:
         self.counters.calls += calls
         if calls < len(batch):
             self._note_others(i for i, kind in zip(batch, kinds, strict=True) if kind is not Call)
-        total = calls + kinds.count(Draw)
-        self._story.append(f"batch of {len(batch)}, calls {first}..{first + total - 1}" if total else f"batch of {len(batch)}")
-        self._story.extend(self._line(i) for i in batch[-STORY_PER_BATCH:])
+        self._story.append(f"batch of {len(batch)} from call {first}")
+        self._story.extend(i if isinstance(i, Call | Draw) else _title(i) for i in batch[-STORY_PER_BATCH:])
 
     def _note_others(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
@@ -113,8 +113,12 @@ class ControllerState:
             elif isinstance(instruction, Draw):
                 self.counters.calls += 1
 
-    def _line(self, instruction: Instruction) -> str:
-        if isinstance(instruction, Call | Draw):
-            name = self.plans.get(instruction.plan, "an unknown plan")
-            return f"  {name} (plan {instruction.plan}): values {instruction.inputs} -> {instruction.outputs}"
-        return f"  {type(instruction).__name__} {getattr(instruction, 'handle', '')}".rstrip()
+    def _line(self, entry: Call | Draw | str) -> str:
+        if isinstance(entry, str):
+            return entry
+        name = self.plans.get(entry.plan, "forgotten")
+        return f"  {type(entry).__name__} {name} (plan {entry.plan}): values {entry.inputs} -> {entry.outputs}"
+
+
+def _title(instruction: Instruction) -> str:
+    return f"  {type(instruction).__name__} {getattr(instruction, 'handle', '')}".rstrip()

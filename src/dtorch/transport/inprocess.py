@@ -107,18 +107,22 @@ class ThreadTransport:
 
     def _work(self) -> None:
         while (item := self._items.get()) is not None:
-            first, batch, reply = item
-            try:
-                if self._broken is not None:
-                    raise InternalError("the worker broke in an earlier batch") from self._broken
-                if reply is None:
-                    self._runner.submit(first, batch)
-                else:
-                    reply.set_result(self._runner.run(first, batch))
-            except BaseException as error:  # handed to whoever calls next, since nobody waits for this thread
-                self._broken = self._broken or error
-                if reply is not None:
-                    reply.set_exception(error)
+            self._step(*item)
             # The batch's tensors must not live until the next batch comes.
-            del item, first, batch, reply
+            del item
         self._runner.close()
+
+    def _step(self, first: int, batch: list[Instruction], reply: Future[Reply] | None) -> None:
+        try:
+            if self._broken is not None:
+                raise InternalError("the worker broke in an earlier batch") from self._broken
+            if reply is None:
+                self._runner.submit(first, batch)
+                return
+            answer = self._runner.run(first, batch)
+        except BaseException as error:  # handed to whoever calls next, since nobody waits for this thread
+            self._broken = self._broken or error
+            if reply is not None:
+                reply.set_exception(error)
+            return
+        reply.set_result(answer)

@@ -58,7 +58,7 @@ class CompiledPlan:
         self.written = written_inputs(plan)
         self.run: Callable[[Store, Any], None] = _single(plan, device_of) if _is_single(plan) else _general(plan, device_of)
 
-    def blame(self, error: Exception, store: Store, call: Invocation) -> StepFailed:
+    def blame(self, error: BaseException, store: Store, call: Invocation) -> StepFailed:
         """Where and on what a run failed."""
         if isinstance(error, StepFailed):
             return error

@@ -138,39 +138,43 @@ class Executor:
 
     def _fail(self, sequence: int, instruction: Instruction, error: BaseException) -> Poison:
         """Poison what an instruction would have made or written; a new failure unless its cause is a poisoned input."""
-        inputs = getattr(instruction, "inputs", ())
-        plan = self._plans.get(getattr(instruction, "plan", -1))
-        poison = self.store.poison_of(inputs) or (plan if isinstance(plan, Poison) else None)
-        if poison is None:
-            poison = Poison(self._failure(sequence, instruction, plan, error))
-            self._failures.append(poison.failure)
-        for handle in getattr(instruction, "outputs", ()):
-            self.store[handle] = poison
+        if isinstance(instruction, Call | Draw):
+            return self._fail_call(sequence, instruction, error)
+        blame = StepFailed(getattr(instruction, "operator", type(instruction).__name__), _device_text(instruction), "none")
+        poison = self._poison(sequence, getattr(instruction, "plan", -1), blame, error)
         if isinstance(instruction, Put):
             self.store[instruction.handle] = poison
-        if isinstance(instruction, DefinePlan):
+        elif isinstance(instruction, DefinePlan):
             self._plans[instruction.plan] = poison
             self._runs.pop(instruction.plan, None)
-        for number in plan.written if isinstance(plan, CompiledPlan) else ():
-            self.store.spoil(inputs[number], poison)
         return poison
 
-    def _failure(self, sequence: int, instruction: Instruction, plan: Any, error: BaseException) -> Failure:
-        number = getattr(instruction, "plan", -1)
-        name = type(instruction).__name__
-        if isinstance(plan, CompiledPlan) and isinstance(error, Exception):
-            blame = plan.blame(error, self.store, instruction)
-        else:
-            blame = StepFailed(getattr(instruction, "operator", name), _device_text(instruction), "unknown")
+    def _fail_call(self, sequence: int, call: Call | Draw, error: BaseException) -> Poison:
+        plan = self._plans.get(call.plan)
+        poison = plan if isinstance(plan, Poison) else self.store.poison_of(call.inputs)
+        if poison is None:
+            missing = [h for h in call.inputs if h not in self.store]
+            if plan is None:
+                error = InternalError(f"plan {call.plan} is not defined on this worker")
+            elif missing and isinstance(error, KeyError):
+                error = InternalError(f"values {missing} are not stored on this worker")
+            unknown = StepFailed(type(call).__name__, "unknown", "unknown")
+            blame = plan.blame(error, self.store, call) if isinstance(plan, CompiledPlan) else unknown
+            poison = self._poison(sequence, call.plan, blame, error)
+        for handle in call.outputs:
+            self.store[handle] = poison
+        for number in plan.written if isinstance(plan, CompiledPlan) else ():
+            self.store.spoil(call.inputs[number], poison)
+        return poison
+
+    def _poison(self, sequence: int, plan: int, blame: StepFailed, error: BaseException) -> Poison:
+        """Record a new failure."""
         cause = error.__cause__ if isinstance(error, StepFailed) and error.__cause__ is not None else error
-        missing = [h for h in getattr(instruction, "inputs", ()) if h not in self.store]
-        if plan is None and isinstance(instruction, Call):
-            cause = InternalError(f"plan {number} is not defined on this worker")
-        elif missing and isinstance(cause, KeyError):
-            cause = InternalError(f"values {missing} are not stored on this worker")
         message = f"{type(cause).__name__}: {cause}"
         text = "".join(traceback.format_exception(cause))
-        return Failure(sequence, blame.operator, number, blame.device, blame.shapes, message, text)
+        failure = Failure(sequence, blame.operator, plan, blame.device, blame.shapes, message, text)
+        self._failures.append(failure)
+        return Poison(failure)
 
     def _abandon(self, first: int, batch: list[Instruction], at: int, interrupt: KeyboardInterrupt) -> None:
         """After Ctrl-C: poison what the rest of a batch would compute, but keep the books that later batches rely on."""

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _len_torch_disp
 @contextmanager
 def isolated() -> Iterator[None]:
     """No gradients, inference mode, autocast, torch function modes or dispatch modes inside."""
-    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
+    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
         if not _len_torch_dispatch_stack():
             yield
             return

@@ -48,8 +48,6 @@ def schema(operator: torch._ops.OpOverload) -> torch.FunctionSchema:
 def fastest(operator: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
     """The fastest callable that with arguments like these runs exactly this overload. Nothing is executed."""
     plain = boxed(operator)
-    if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
-        return plain
     wanted = _dispatched(plain, args, kwargs)
     if wanted is None:
         return plain
@@ -67,6 +65,9 @@ class Chooser:
         self.settle = settle
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
+            # Nothing could be watched here, so the choice waits.
+            return boxed(self.operator)(*args, **kwargs)
         chosen = fastest(self.operator, args, kwargs)
         self.settle(chosen)
         return chosen(*args, **kwargs)
@@ -80,6 +81,11 @@ class _Watch(TorchDispatchMode):
     """Notes the first operator that would run, and stops before it runs."""
 
     seen: tuple | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would import torch._dynamo, which takes more than a second, at the first operator.
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         self.seen = (func, args, kwargs or {})

@@ -1,0 +1,50 @@
+"""What surrounds the client does not reach a batch."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dtorch.worker.isolation import isolated
+
+
+class BreakFunctions(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError("a torch function mode was asked")
+
+
+class BreakDispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError("a dispatch mode was asked")
+
+
+SURROUNDINGS = [
+    torch.inference_mode,
+    torch.enable_grad,
+    lambda: torch.autocast("cpu", torch.bfloat16),
+    lambda: torch.device("meta"),
+    BreakFunctions,
+    BreakDispatch,
+]
+
+
+@pytest.mark.parametrize("surround", SURROUNDINGS)
+def test_operators_run_as_if_alone(surround: Any) -> None:
+    a = torch.randn(2, 2, requires_grad=True)
+    around: AbstractContextManager = surround()
+    with around, isolated():
+        product = torch.mm(a, torch.ones(2, 2))
+    assert product.dtype == torch.float32 and product.device.type == "cpu"
+    assert not product.is_inference() and not product.requires_grad
+
+
+def test_the_surroundings_come_back() -> None:
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        with isolated():
+            pass
+        assert torch.is_inference_mode_enabled() and torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype == torch.bfloat16
