@@ -76,24 +76,21 @@ class Builder:
     def local(self, func: OpOverload | str, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[Spec], mesh: DeviceMesh | None = None) -> list[Value]:
         """Run an operator on local pieces, once per coordinate over every axis on which an argument or output varies.
 
-        ``args`` may hold ``Value`` and ``Varying``. The caller vouches that the local results have the specs ``outs``.
+        ``args`` may hold ``Value`` and ``Varying``. The caller vouches that the local results have the specs ``outs``;
+        along an axis on which an output does not vary, they are alike.
         """
         values = _values((args, kwargs))
         varying = _contains((args, kwargs), Varying)
         home = mesh or (values[0].spec.mesh if values else outs[0].mesh)
         axes = sorted({a for v in values for a in v.spec.axes} | ({a for o in outs for a in o.axes} if varying or not values else set()))
-        results = [Value(self._output_slot(spec, axes), spec) for spec in outs]
+        assert all(set(spec.axes) <= set(axes) for spec in outs), f"{func}: outputs {outs} vary beyond axes {axes}"
+        results = [Value(self.new_slot(spec), spec) for spec in outs]
         coords = [_whole(home.ndim, axes, c) for c in coordinates([home.shape[a] for a in axes])] if varying else []
         written = replace_leaves((list(args), kwargs), Varying, lambda v: _vary([literal(v.fn(c)) for c in coords]))
         written = _literals(replace_leaves(written, Value, lambda v: Slot(v.slot)))
         name = func if isinstance(func, str) else operator_name(func)
         self.steps.append(Local(name, written[0], written[1], [r.slot for r in results], axes, self.mesh_number(home)))
         return results
-
-    def _output_slot(self, spec: Spec, axes: list[int]) -> int:
-        slot = self.new_slot(spec)
-        self.axes[slot] = axes
-        return slot
 
     def collective(self, kind: str, value: Value, target: Spec, axis: int, dim: int = 0, sizes: Sequence[int] = (), op: str = "sum", nbytes: float = 0) -> Value:
         """Combine pieces along one axis; ``nbytes`` counts for the report, 0 where nothing moves."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -116,6 +116,16 @@ def returns_written(func: OpOverload) -> bool:
 def is_view(func: OpOverload) -> bool:
     """Whether outputs alias an input that the operator does not write to."""
     return any(r.alias_info is not None and not r.alias_info.is_write for r in schema_of(func).returns)
+
+
+def draws(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call draws random numbers; an operator with a dropout probability of zero does not."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for argument, value in zip(schema_of(func).arguments, args, strict=False):
+        if argument.name == "dropout_p":
+            return value != 0
+    return "dropout_p" not in {a.name for a in schema_of(func).arguments} or kwargs.get("dropout_p", 0.0) != 0
 
 
 @lru_cache(maxsize=None)

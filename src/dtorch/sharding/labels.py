@@ -52,6 +52,7 @@ class Labels:
         partial: rows in which inputs are partial.
         shape_args: schema argument names that hold the global shape of an output, by output number.
         instead: operator and non-tensor arguments to run on the pieces in place of the call's own.
+        alike: by label, numbers of the outputs that every piece computes whole and alike when that label is sharded.
         nonempty: labels that may not have an empty shard (a maximum over nothing is undefined).
     """
 
@@ -62,6 +63,7 @@ class Labels:
     shape_args: Mapping[str, int] = field(default_factory=dict)
     nonempty: frozenset[str] = frozenset()
     instead: tuple[OpOverload, tuple] | None = None
+    alike: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def candidates(self, axis: int, specs: Sequence[Spec], cuts: Mapping[str, tuple[int, ...]]) -> list[Candidate]:
         """Every choice on a mesh axis that some input's present placement suggests; replicating all comes last.
@@ -94,8 +96,10 @@ class Labels:
         if label in self.nonempty and 0 in sizes:
             return None
         outputs: list[Placement] = []
-        for dims in self.outputs:
-            placement = _shard_of(dims, label, sizes, outer, k)
+        for number, dims in enumerate(self.outputs):
+            placement: Placement | None = _shard_of(dims, label, sizes, outer, k)
+            if placement is None and number in self.alike.get(label, ()):
+                placement = REPLICATE
             if placement is None and label not in self.reduce:
                 return None
             outputs.append(placement or Partial(self.reduce[label]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tag
 from torch._ops import OpOverload
 
 from ..core.errors import MeshError, four_parts
@@ -17,7 +16,7 @@ from ..core.placements import REPLICATE, Partial, Placement, Placements
 from ..core.program import Scalar
 from ..core.spec import Spec
 from .builder import Builder, Value, Varying
-from .call import OpCall, OutMeta, functional_of, is_view, leaves, operator_name, replace_leaves, returns_written, schema_of, written_args
+from .call import OpCall, OutMeta, draws, functional_of, is_view, leaves, operator_name, replace_leaves, returns_written, schema_of, written_args
 from .cost import LATENCY_NBYTES, change_cost, group_nbytes
 from .infer import infer_outputs
 from .labels import Candidate
@@ -72,8 +71,7 @@ def plan_into(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str,
     args, kwargs = replace_leaves((args, kwargs), Changing, lambda c: Scalar(c.index))
     values: list[Value] = list(leaves((args, kwargs), Value))
     inferred = infer_outputs(func, spec_args, spec_kwargs)
-    if Tag.nondeterministic_seeded in func.tags:
-        builder.random = True
+    builder.random |= draws(func, spec_args, spec_kwargs)
     home = _home(builder, values)
     if home is not None:
         followers = iter([v if v.spec.mesh is home else redistribute(builder, v, Spec.make(home, (REPLICATE,) * home.ndim, v.spec.shape, v.spec.dtype)) for v in values])
@@ -127,18 +125,22 @@ class _Planning:
         """Choose and write: a row, a program, the functional form copied back, or replication."""
         if not any(v.spec.axes for v in self.values):
             return self.emit(self.trivial())
-        self.rule = None if self.builder.random else rule_for(self.call.func)
+        self.rule = rule_for(self.call.func)
+        if self.rule is not None and not self.rule.random and draws(self.call.func, self.call.args, self.call.kwargs):
+            self.rule = None
         sharding = self.rule.shard(self.call) if self.rule is not None else None
         chosen = self.choose(sharding) if sharding is not None else None
         if chosen is not None and (chosen[0] == 0 or self.rule is None or self.rule.program is None):
             return self.emit(chosen[1], sharding)
-        if self.written:
+        if self.written and not (self.rule is not None and self.rule.writes):
             return self.emit(chosen[1], sharding) if chosen is not None else self.write_back()
         if self.rule is not None and self.rule.program is not None:
             outs = self.rule.program(self.builder, self.call, self.args, self.kwargs)
             if outs is not None:
                 return list(outs)
-        return self.emit(chosen[1], sharding) if chosen is not None else self.replicate()
+        if chosen is not None:
+            return self.emit(chosen[1], sharding)
+        return self.write_back() if self.written else self.replicate()
 
     def trivial(self) -> tuple[list[Placements], list[Placements]]:
         whole = (REPLICATE,) * self.mesh.ndim

@@ -45,11 +45,17 @@ class Rule:
         program: ``program(builder, call, args, kwargs)`` with a ``Value`` for each tensor; returns the output values,
             or None to decline. Tried when ``shard`` would have to communicate inputs.
         changing: whether numbers among the arguments (not lists) may change without a new plan.
+        writes: the program itself writes the destinations of an in-place operator; the others are given the functional form.
+        random: the operator draws random numbers, and rule and program draw the same ones under every placement.
+        whole: a composite operator that is planned as one and not by its parts.
     """
 
     shard: RuleFn
     program: ProgramFn | None = None
     changing: bool = False
+    writes: bool = False
+    random: bool = False
+    whole: bool = False
 
 
 Table = Mapping[str, Rule]

@@ -9,6 +9,7 @@ import torch
 from ..core.program import Call, Draw
 from ..core.spec import Spec
 from ..sharding.call import leaves, replace_leaves, schema_of, written_args
+from ..sharding.table import rule_for
 from . import dispatch, foreach, moving
 from .client import current_client
 from .sites import current_site
@@ -61,7 +62,8 @@ def drawn(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     key, handles, scalars = flat
     entry = client.cache.get(key) or dispatch.plan(client, operator, key, args, kwargs)
     device = next(leaves((args, kwargs), cls))._spec.device
-    return dispatch.finish(cls, client, operator, entry, Call(entry.number, handles, [], scalars), current_site(), args, kwargs, Source(generator, device))
+    source = Source(generator, device) if entry.plan.define.random else None
+    return dispatch.finish(cls, client, operator, entry, Call(entry.number, handles, [], scalars), current_site(), args, kwargs, source)
 
 
 class Source:
@@ -108,8 +110,9 @@ def decomposed(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any
 
 
 def is_composite(func: Any) -> bool:
-    """Whether PyTorch defines the operator by others."""
-    return func._can_decompose() and not any(t in func.tags for t in (torch.Tag.nondeterministic_seeded,))
+    """Whether PyTorch defines the operator by others, and no rule plans it as one."""
+    rule = rule_for(func)
+    return func._can_decompose() and not (rule is not None and rule.whole)
 
 
 def install() -> None:
@@ -121,9 +124,9 @@ def install() -> None:
     handlers[_aten.equal.default] = compared
     families = dispatch.HANDLER_FAMILIES
     families.append((lambda f: torch.Tag.inplace_view in f.tags and f is not _aten.resize_.default, reshaped_in_place))
-    families.append((lambda f: torch.Tag.nondeterministic_seeded in f.tags, drawn))
     families.append((foreach.is_foreach, foreach.one_by_one))
     families.append((is_composite, decomposed))
+    families.append((lambda f: torch.Tag.nondeterministic_seeded in f.tags, drawn))
 
 
 install()

@@ -77,11 +77,11 @@ def describe(tensors: Sequence[Tensor]) -> str:
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """The tensor outputs of an operator, in order, lists flattened; a number counts as a 0-d tensor, None as nothing."""
+    """The tensor outputs of an operator, in order, lists flattened; a lone number counts as a 0-d tensor."""
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, list | tuple):
-        return [t for item in result for t in tensors_of(item)]
+        return [t for item in result if isinstance(item, Tensor | list | tuple) for t in tensors_of(item)]
     return [] if result is None else [torch.tensor(result)]
 
 
@@ -104,6 +104,7 @@ def local_step(plan: DefinePlan, step: Local, device_of: DeviceOf) -> Run:
     lines += [f"    x{slot} = slots[{slot}]" for slot in used]
     lines += [f"    for c in range({count}):", f"        results.append({template.text})"]
     call = template.function("\n".join(lines), f"<plan for {step.operator}>")
+    kept = {slot: _common(grid, grid_of(plan, slot)) for slot in step.outputs if plan.axes[slot] != grid.axes}
     one = step.outputs[0] if len(step.outputs) == 1 and returns_tensors(step) else None
 
     def run(slots: Slots, scalars: list[Any]) -> None:
@@ -118,8 +119,15 @@ def local_step(plan: DefinePlan, step: Local, device_of: DeviceOf) -> Run:
             slots[one] = results
         else:
             spread(step, results, slots)
+        for slot, pieces in kept.items():
+            slots[slot] = [slots[slot][i] for i in pieces]
 
     return run
+
+
+def _common(grid: Grid, target: Grid) -> list[int]:
+    """For each piece of an output that varies over fewer axes than its step: the first of the results that are alike."""
+    return [grid.number(at) for at in target.coords()]
 
 
 def spread(step: Local, results: Sequence[Any], slots: Slots) -> None:
