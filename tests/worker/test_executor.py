@@ -31,7 +31,8 @@ from tests.worker.plans import ADD, ONE, sharded, single
 
 PAIR = MeshInfo("cpu", [2, 2], [4, 5, 6, 7])
 MM = single(2, "aten::mm.default", Slot(0), Slot(1), inputs=2)
-ADD_INTO = DefinePlan(3, "aten::add_.Tensor", [ONE], [[]] * 3, [0] * 3, 2, [Local("aten::add_.Tensor", [Slot(0), Slot(1)], {}, [2], [])], [0])
+ADD_STEP = Local("aten::add_.Tensor", [Slot(0), Slot(1)], {}, [2], [])
+ADD_INTO = DefinePlan(3, "aten::add_.Tensor", [ONE], [[]] * 3, [0] * 3, 2, [ADD_STEP], [0])
 SELECT = single(4, "aten::select.int", Slot(0), 0, 0)
 RAND = single(5, "aten::rand.default", [3], inputs=0, device=Const("device", "cpu"))
 

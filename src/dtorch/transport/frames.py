@@ -27,10 +27,10 @@ def to_frame(tensor: Tensor, number: int) -> tuple[TensorHeader, memoryview]:
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
     # An expanded tensor has no order of its own: as a copy would, it becomes row-major.
     expanded = any(step == 0 and size > 1 for step, size in zip(plain.stride(), plain.shape, strict=True))
-    order = list(range(plain.ndim)) if expanded else sorted(range(plain.ndim), key=lambda d: -plain.stride(d))
+    order = list(range(plain.ndim)) if expanded else sorted(range(plain.ndim), key=lambda d: -plain.stride()[d])
     dense = plain.permute(order).contiguous()
     header = TensorHeader(number, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), order)
-    return header, memoryview(dense.reshape(-1).view(torch.uint8).numpy())
+    return header, dense.reshape(-1).view(torch.uint8).numpy().data
 
 
 def from_frame(header: TensorHeader, frame: Frame) -> Tensor:

@@ -102,6 +102,7 @@ class ThreadTransport:
             raise InternalError(f"the worker did not end within {self._close_timeout_s} s")
 
     def _check(self) -> None:
+        """Raise what broke the worker, if anything did."""
         if self._broken is not None:
             raise InternalError(f"the worker broke in an earlier batch: {self._broken!r}") from self._broken
 
@@ -114,8 +115,7 @@ class ThreadTransport:
 
     def _step(self, first: int, batch: list[Instruction], reply: Future[Reply] | None) -> None:
         try:
-            if self._broken is not None:
-                raise InternalError("the worker broke in an earlier batch") from self._broken
+            self._check()
             if reply is None:
                 self._runner.submit(first, batch)
                 return

@@ -7,12 +7,12 @@ inputs, runs the operator and stores the result; on a Poison among the inputs it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from ..core.errors import InternalError
-from ..core.program import Collective, DefinePlan, Local, Step
+from ..core.program import Call, Collective, DefinePlan, Draw, Local, Step
 from .operators import resolve, schema
 from .steps import (
     DeviceOf,
@@ -29,14 +29,6 @@ from .steps import (
 )
 from .store import Poison, Store
 from .template import Template, slots_of, varies
-
-
-class Invocation(Protocol):
-    """What a Call and a Draw have in common."""
-
-    inputs: list[int]
-    outputs: list[int]
-    scalars: list[Any]
 
 
 class Poisoned(Exception):
@@ -58,7 +50,7 @@ class CompiledPlan:
         self.written = written_inputs(plan)
         self.run: Callable[[Store, Any], None] = _single(plan, device_of) if _is_single(plan) else _general(plan, device_of)
 
-    def blame(self, error: BaseException, store: Store, call: Invocation) -> StepFailed:
+    def blame(self, error: BaseException, store: Store, call: Call | Draw) -> StepFailed:
         """Where and on what a run failed."""
         if isinstance(error, StepFailed):
             return error
