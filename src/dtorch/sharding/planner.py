@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 from ..core.errors import MeshError, four_parts
 from ..core.placements import REPLICATE, Partial, Placement, Placements
 from ..core.program import Scalar
-from ..core.spec import Spec
+from ..core.spec import Spec, contiguous_stride
 from .builder import Builder, Value, Varying
 from .call import OpCall, OutMeta, draws, functional_of, is_view, leaves, operator_name, replace_leaves, returns_written, schema_of, written_args
 from .cost import LATENCY_NBYTES, change_cost, group_nbytes
@@ -137,10 +138,19 @@ class _Planning:
         if self.rule is not None and self.rule.program is not None:
             outs = self.rule.program(self.builder, self.call, self.args, self.kwargs)
             if outs is not None:
-                return list(outs)
+                return [self.conformed(v, m) for v, m in zip(outs, self.call.outs, strict=True)]
         if chosen is not None:
             return self.emit(chosen[1], sharding)
         return self.write_back() if self.written else self.replicate()
+
+    def conformed(self, value: Value, meta: OutMeta) -> Value:
+        """A program's output, contiguous where the operator's own is, so that the same views are possible."""
+        spec = value.spec
+        assert spec.shape == meta.shape and spec.dtype == meta.dtype, f"program of {self.call.func} gives {spec}, not {meta}"
+        if spec.meta.is_contiguous() or meta.stride != contiguous_stride(meta.shape):
+            return value
+        target = Spec.make(spec.mesh, spec.placements, spec.shape, spec.dtype)
+        return self.builder.local("aten::clone.default", [value], {"memory_format": torch.contiguous_format}, [target])[0]
 
     def trivial(self) -> tuple[list[Placements], list[Placements]]:
         whole = (REPLICATE,) * self.mesh.ndim

@@ -9,13 +9,14 @@ from torch._ops import OpOverload
 
 from .call import schema_of
 from .rule import Rule, Table
-from .rules import matmul, pointwise, reductions, shapes
+from .rules import matmul, pointwise, reductions, shapes, softmax
 
 FAMILIES: tuple[Table, ...] = (
     pointwise.TABLE,
     matmul.TABLE,
     reductions.TABLE,
     shapes.TABLE,
+    softmax.TABLE,
 )
 _custom: dict[str, Rule] = {}
 
