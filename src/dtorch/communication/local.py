@@ -32,7 +32,7 @@ def all_gather(line: Sequence[Tensor], dim: int) -> Tensor:
 def all_reduce(line: Sequence[Tensor], op: str) -> Tensor:
     """Reduce one line of pieces of one shape, from first to last, so that the result does not depend on timing.
 
-    Integers average rounding down; on bool, a sum is *or* and a product is *and*.
+    Integers average rounding down, without overflow on the way; on bool, a sum is *or* and a product is *and*.
 
     Args:
         op: ``"sum"``, ``"avg"``, ``"max"``, ``"min"`` or ``"prod"``.
@@ -40,6 +40,8 @@ def all_reduce(line: Sequence[Tensor], op: str) -> Tensor:
     combine, combine_into = _COMBINE[op]
     if len(line) == 1:
         return line[0].clone()
+    if op == "avg" and line[0].dtype in _NARROW:
+        return all_reduce([t.long() for t in line], op).to(line[0].dtype)
     total = combine(line[0], line[1])
     for piece in line[2:]:
         combine_into(total, piece)
@@ -136,6 +138,8 @@ def _maximum_into(total: Tensor, piece: Tensor) -> Tensor:
 def _minimum_into(total: Tensor, piece: Tensor) -> Tensor:
     return torch.minimum(total, piece, out=total)
 
+
+_NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 _COMBINE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
     "sum": (torch.add, Tensor.add_),

@@ -83,7 +83,7 @@ def _single(plan: DefinePlan, device_of: DeviceOf) -> Callable[[Store, Any], Non
     exact = returns_tensors(step)
     if exact and plan.outputs == step.outputs and len(step.outputs) == 1:
         lines.append(f"    store[call.outputs[0]] = ({template.text},)")
-        return template.function("\n".join(lines), f"<plan {plan.plan} for {plan.operator}>")
+        return template.function("\n".join(lines), f"<plan for {plan.operator}>")
     fresh = any(slot >= plan.inputs for slot in plan.outputs)
     result = template.text if exact and len(step.outputs) > 1 else f"tensors_of({template.text})"
     lines.append(f"    r = {result}" if fresh else f"    {template.text}")
@@ -91,7 +91,7 @@ def _single(plan: DefinePlan, device_of: DeviceOf) -> Callable[[Store, Any], Non
     for number, slot in enumerate(plan.outputs):
         value = f"store[i[{slot}]]" if slot < plan.inputs else f"(r[{step.outputs.index(slot)}],)"
         lines.append(f"    store[o[{number}]] = {value}")
-    return template.function("\n".join(lines), f"<plan {plan.plan} for {plan.operator}>")
+    return template.function("\n".join(lines), f"<plan for {plan.operator}>")
 
 
 def _general(plan: DefinePlan, device_of: DeviceOf) -> Callable[[Store, Any], None]:

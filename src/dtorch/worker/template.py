@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import keyword
+import types
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -52,7 +54,7 @@ class Template:
 
     def function(self, source: str, name: str) -> Callable[..., Any]:
         """Compile the source of one function, which may use ``namespace``; ``name`` is the file name in tracebacks."""
-        exec(compile(source, name, "exec"), self.namespace)
+        exec(_code(source, name), self.namespace)
         return self.namespace["run"]
 
     def _settle(self, chosen: Callable[..., Any]) -> None:
@@ -77,6 +79,12 @@ class Template:
         name = f"k{len(self.namespace)}"
         self.namespace[name] = value
         return name
+
+
+@lru_cache(maxsize=4096)
+def _code(source: str, name: str) -> types.CodeType:
+    """Plans of one operator differ in constants and meshes, seldom in source."""
+    return compile(source, name, "exec")
 
 
 def slots_of(tree: Any) -> list[int]:
