@@ -11,6 +11,8 @@ from ..core.spec import Spec
 from .call import OutMeta, leaves, replace_leaves, schema_of
 
 _DYNAMIC_TAGS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+# Their shape depends on data only where an index is a mask, which their meta kernels refuse.
+_DYNAMIC_BY_MASK = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)
 
 
 def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple[OutMeta, ...], Any] | None:
@@ -21,7 +23,7 @@ def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tupl
     Raises:
         Whatever PyTorch raises for arguments that do not fit, at once and in its own words.
     """
-    if any(tag in func.tags for tag in _DYNAMIC_TAGS):
+    if any(tag in func.tags for tag in _DYNAMIC_TAGS) and func not in _DYNAMIC_BY_MASK:
         return None
     meta_args = replace_leaves(args, Spec, lambda s: s.meta)
     meta_kwargs = replace_leaves(kwargs, Spec, lambda s: s.meta)

@@ -212,6 +212,10 @@ class _Planning:
         outs = [Spec.make(self.mesh, p, m.shape, m.dtype, m.stride) for m, p in zip(self.call.outs, placements[1], strict=True)]
         moved = iter(ins)
         args, kwargs = replace_leaves((self.args, self.kwargs), Value, lambda _: next(moved))
+        steps = getattr(sharding, "steps", None)
+        composed = steps(self.builder, self.call, args, kwargs, outs) if steps is not None else None
+        if composed is not None:
+            return list(composed)
         args, kwargs = self.localize(sharding, args, kwargs, [v.spec for v in ins], outs)
         func = self.call.func
         if getattr(sharding, "instead", None) is not None:

@@ -32,6 +32,16 @@ class Localizing(Protocol):
         """Arguments, by schema name, that replace the global ones."""
 
 
+class Stepping(Protocol):
+    """A sharding whose rows take several local steps where the operator alone would not do."""
+
+    def steps(self, builder: Builder, call: OpCall, args: Any, kwargs: Any, outs: Sequence[Spec]) -> Sequence[Value] | None:
+        """Append the steps on inputs placed as chosen and return the outputs, which have the specs ``outs``.
+
+        None where the operator itself is the one step. Of an in-place operator the steps write the destination.
+        """
+
+
 RuleFn = Callable[[OpCall], "Sharding | None"]
 ProgramFn = Callable[[Builder, OpCall, Any, Any], "Any | None"]
 
