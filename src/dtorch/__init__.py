@@ -14,6 +14,7 @@ from .core.errors import (
 )
 from .core.mesh import DeviceMesh, init_device_mesh
 from .core.placements import Partial, Placement, Replicate, Shard
+from .parallel import parallelize
 from .session import init, session, shutdown
 from .tensor.creation import (
     arange,
@@ -76,6 +77,7 @@ __all__ = [
     "linspace",
     "ones",
     "ones_like",
+    "parallelize",
     "rand",
     "rand_like",
     "randint",

@@ -1,0 +1,6 @@
+"""Distributing modules: ``parallelize`` and what it decides by; ``describe`` says what it did."""
+
+from .apply import parallelize
+from .layout import Layout, describe
+
+__all__ = ["Layout", "describe", "parallelize"]

@@ -1,0 +1,100 @@
+"""``parallelize``: distribute a module over a mesh, in place."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..core.errors import UsageError, four_parts
+from ..core.mesh import DeviceMesh
+from ..core.spec import Spec
+from ..tensor.tensor import Tensor
+from .axes import PIPELINE, check_axes, size_of
+from .decide import decide, join
+from .hooks import install, settle_gradient
+from .layout import ATTRIBUTE, Layout
+from .plan import PlanArgument, read_plan
+from .stages import assign_stages
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None) -> AnyModule:
+    """Distribute a module's parameters and buffers over a mesh, in place.
+
+    Afterwards the module is called as before, with plain tensors or global ones; its outputs are global tensors. An
+    axis ``dp`` splits the batch, ``tp`` splits weights, ``pp`` splits layers into stages, each on a mesh of its own.
+    Attention heads are never cut: where their number does not divide, some devices have more. Tied weights stay one
+    parameter. ``describe(module)`` tells what was done.
+
+    Args:
+        module: a decoder-only Hugging Face model or any ``torch.nn.Module``.
+        mesh: a mesh whose axes are named ``dp``, ``tp``, ``pp``, or any of these; or a single device.
+        plan: names to placements. A key is a pattern (``*`` stands for anything) of names of parameters or modules; a
+            value is a tensor-parallel style such as ``"colwise"`` or ``"rowwise"``, a dict from axis name to placement,
+            or a list of placements, one per axis other than ``pp``. What it does not name is replicated. When omitted,
+            the plan that a Hugging Face model carries is used.
+
+    Returns:
+        The module itself.
+
+    Raises:
+        UsageError: an axis, style or name that is not understood, more stages than layers, or weights not loaded yet.
+        PlacementError: placements that do not fit a weight.
+    """
+    check_axes(mesh)
+    _check_loaded(module)
+    rows = read_plan(module, mesh, plan)
+    layout = decide(module, mesh, assign_stages(module, size_of(mesh, PIPELINE)), rows)
+    _place(module, layout)
+    install(module, layout, rows)
+    setattr(module, ATTRIBUTE, layout)
+    return module
+
+
+def _check_loaded(module: nn.Module) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor) or tensor.is_meta:
+            raise UsageError(
+                four_parts(
+                    f"{name} without data",
+                    "parallelize distributes the weights a module has",
+                    "parallelize(module, mesh)",
+                    "load or initialise the module first",
+                )
+            )
+
+
+def _place(module: nn.Module, layout: Layout) -> None:
+    """Replace every parameter and buffer by a global one, letting go of the old one at once."""
+    placed: set[int] = set()
+    shared: dict[str, torch.Tensor] = {}
+    for owner, part in module.named_modules(remove_duplicate=False):
+        for table in (part._parameters, part._buffers):
+            for name, old in table.items():
+                # A module that stands under two names comes by twice.
+                if old is None or id(old) in placed:
+                    continue
+                full = join(owner, name)
+                main = layout.tied.get(full, full)
+                new = shared[main] if main in shared else _global(old, layout.specs[full])
+                if main in layout.tied.values():
+                    shared[main] = new
+                table[name] = new  # type: ignore[assignment]
+                placed.add(id(new))
+
+
+def _global(old: torch.Tensor, spec: Spec) -> torch.Tensor:
+    """A parameter or buffer on its mesh."""
+    new = Tensor(old.detach(), device_mesh=spec.mesh, placements=spec.placements)
+    if not isinstance(old, nn.Parameter):
+        return new
+    parameter = nn.Parameter(new, old.requires_grad)
+    if old.grad is not None:
+        parameter.grad = Tensor(old.grad, device_mesh=spec.mesh, placements=spec.placements)
+    if old.requires_grad:
+        parameter.register_post_accumulate_grad_hook(settle_gradient)
+    return parameter

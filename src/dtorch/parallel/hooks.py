@@ -1,0 +1,206 @@
+"""Hooks that bring inputs where a module lives, and gradients where their parameter lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..core.mesh import DeviceMesh
+from ..core.placements import REPLICATE, Partial, Shard
+from ..tensor.tensor import Tensor
+from .axes import DATA, TENSOR, placements_on, size_of
+from .layout import Layout
+from .plan import Plan
+from .stages import own_tensors
+from .styles import STYLES
+
+LABEL_WORD = "label"
+"""What the name of a keyword argument says that goes to the end of the model, where the loss is."""
+
+
+HANDLES = "_dtorch_hooks"
+"""Where a module keeps the handles of its hooks, so that they are not hung twice."""
+
+
+def install(module: nn.Module, layout: Layout, plan: Plan) -> None:
+    """Hang the hooks: on the model, at the entrances of stages, and where a style gathers."""
+    for handle in getattr(module, HANDLES, ()):
+        handle.remove()
+    moves = Moves()
+    modules = dict(module.named_modules())
+    handles = [
+        module.register_forward_pre_hook(RootEntrance(layout.meshes[0], _end(layout, modules), moves), with_kwargs=True),
+        module.register_forward_hook(RootExit(moves), always_call=True),
+    ]
+    for name in entrances(layout, modules):
+        handles.append(modules[name].register_forward_pre_hook(Entrance(layout.mesh_of(name), moves), with_kwargs=True))
+    for name in gathering(plan, modules):
+        handles.append(modules[name].register_forward_hook(gather_output))
+    setattr(module, HANDLES, handles)
+
+
+def entrances(layout: Layout, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Modules whose input may come from another stage: layers, and what owns weights outside of them.
+
+    Within a layer there is no need, unless one of its parts is tied to another stage: then every part is one.
+    """
+    if layout.stages.count == 1:
+        return []
+    of, layers = layout.stages.of, set(layout.stages.layers)
+    found = []
+    for name, owner in modules.items():
+        layer = next((p for p in layers if name == p or name.startswith(p + ".")), None)
+        torn = layer is not None and any(of[n] != of[layer] for n in modules if n.startswith(layer + "."))
+        if name in layers or (own_tensors(owner) and (layer is None or torn)):
+            found.append(name)
+    return found
+
+
+def gathering(plan: Plan, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Modules whose output the plan wants whole."""
+    return [n for n in modules if isinstance(choice := plan.choice(n, "weight"), str) and STYLES[choice].gather]
+
+
+def _end(layout: Layout, modules: Mapping[str, nn.Module]) -> DeviceMesh:
+    """The mesh of the module that comes last: outputs live there, and labels meet them."""
+    owners = [name for name, owner in modules.items() if owner._parameters]
+    return layout.mesh_of(owners[-1]) if owners else layout.meshes[-1]
+
+
+class Moves:
+    """Tensors that one forward pass has brought over from another stage's mesh, so that each is brought once.
+
+    A mask or a position embedding is given to every layer; without this, each layer would fetch it anew.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.made: dict[tuple, tuple[Tensor, Tensor]] = {}
+
+    def enter(self) -> None:
+        """A forward pass begins."""
+        self.depth += 1
+
+    def leave(self) -> None:
+        """A forward pass ends: let go of the tensors."""
+        self.depth -= 1
+        if self.depth == 0:
+            self.made.clear()
+
+    def bring(self, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+        """The tensor on a mesh; partial sums are added up on the way."""
+        if tensor.device_mesh is mesh:
+            return tensor
+        # An inference tensor does not say whether it was written to in between.
+        if self.depth == 0 or tensor.is_inference():
+            return _moved(tensor, mesh)
+        key = (id(tensor), tensor._version, mesh, torch.is_grad_enabled())
+        if key not in self.made:
+            self.made[key] = tensor, _moved(tensor, mesh)
+        return self.made[key][1]
+
+    def __deepcopy__(self, memo: dict) -> Moves:
+        return memo.setdefault(id(self), Moves())
+
+
+def _moved(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+    fits = tensor.device_mesh.shape == mesh.shape
+    kept = [p if isinstance(p, Shard) else REPLICATE for p in tensor.placements]
+    return tensor.redistribute(mesh, kept if fits else [REPLICATE] * mesh.ndim)
+
+
+class Entrance:
+    """Forward pre-hook of a module: its tensor arguments come onto its mesh."""
+
+    def __init__(self, mesh: DeviceMesh, moves: Moves) -> None:
+        self.mesh, self.moves = mesh, moves
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        return _replaced(args, self._here), _replaced(kwargs, self._here)
+
+    def _here(self, value: torch.Tensor) -> torch.Tensor:
+        return self.moves.bring(value, self.mesh) if isinstance(value, Tensor) else value
+
+
+class RootEntrance:
+    """Forward pre-hook of the whole model: plain tensors are split over ``dp`` along the batch.
+
+    The batch is dim 0 of the first tensor given. Other tensors are split if their dim 0 is as long, else replicated.
+    Where there is no batch to split they stay plain, which every operator takes as replicated.
+    """
+
+    def __init__(self, first: DeviceMesh, last: DeviceMesh, moves: Moves) -> None:
+        self.first, self.last, self.moves = first, last, moves
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        self.moves.enter()
+        devices = size_of(self.first, DATA)
+        batch = next((t.shape[0] for t in _tensors((args, kwargs)) if t.ndim), 0)
+        if devices == 1 or batch < devices:
+            return args, kwargs
+        args = tuple(_replaced(a, lambda t: self._split(t, batch, self.first)) for a in args)
+        named = {
+            k: _replaced(v, lambda t, k=k: self._split(t, batch, self.last if LABEL_WORD in k else self.first))
+            for k, v in kwargs.items()
+        }
+        return args, named
+
+    def _split(self, tensor: torch.Tensor, batch: int, mesh: DeviceMesh) -> torch.Tensor:
+        if isinstance(tensor, Tensor) or tensor.ndim == 0:
+            return tensor
+        by_axis = {DATA: Shard(0)} if tensor.shape[0] == batch else {}
+        return Tensor(tensor, device_mesh=mesh, placements=placements_on(mesh, by_axis), requires_grad=tensor.requires_grad)
+
+
+class RootExit:
+    """Forward hook of the whole model, called also when it fails."""
+
+    def __init__(self, moves: Moves) -> None:
+        self.moves = moves
+
+    def __call__(self, module: nn.Module, args: tuple, output: Any) -> None:
+        self.moves.leave()
+
+
+def gather_output(module: nn.Module, args: tuple, output: Any) -> Any:
+    """Forward hook: outside training, a module's output is made whole over ``tp`` at once, as reading it would."""
+    return output if torch.is_grad_enabled() else _replaced(output, _whole_over_tp)
+
+
+def _whole_over_tp(tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, Tensor) or TENSOR not in tensor.device_mesh.axis_names():
+        return tensor
+    return tensor.redistribute_by_dict({TENSOR: REPLICATE})
+
+
+def settle_gradient(parameter: torch.Tensor) -> None:
+    """Post-accumulate hook: a gradient comes to lie as its parameter, once, not at every use by the optimizer."""
+    grad = parameter.grad
+    if isinstance(grad, Tensor) and isinstance(parameter, Tensor) and grad.placements != parameter.placements:
+        parameter.grad = grad.redistribute(placements=[REPLICATE if isinstance(p, Partial) else p for p in parameter.placements])
+
+
+def _replaced(tree: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Nested tuples, lists and dicts with ``fn`` applied to their tensors; the very same objects where nothing changes."""
+    if isinstance(tree, torch.Tensor):
+        return fn(tree)
+    if isinstance(tree, tuple | list):
+        items = [_replaced(item, fn) for item in tree]
+        if all(a is b for a, b in zip(items, tree, strict=True)):
+            return tree
+        return tree._make(items) if hasattr(tree, "_make") else type(tree)(items)
+    if type(tree) is dict:
+        named = {k: _replaced(v, fn) for k, v in tree.items()}
+        return tree if all(named[k] is v for k, v in tree.items()) else named
+    return tree
+
+
+def _tensors(tree: Any) -> Iterable[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, tuple | list | dict):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from _tensors(item)
