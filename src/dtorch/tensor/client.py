@@ -18,8 +18,11 @@ from ..core.program import Barrier, Call, Forget, Free, Instruction, PendingRepl
 from ..sharding.plan import Plan
 from .sites import Site, describe_site
 
-BATCH = 32
-"""Instructions per batch: enough to spread the cost of handing one over, few enough to start early."""
+BATCH = 512
+"""Instructions per batch at most. Long batches keep client and worker each in warm caches."""
+
+BATCH_NBYTES = 4 << 20
+"""Bytes of results per batch: what dies within a batch is freed at its end, so this bounds what that costs."""
 
 BARRIER_EVERY = 256
 """Batches between two barriers: bounds what is remembered for error reports, and surfaces failures."""
@@ -40,6 +43,7 @@ class Client:
         self.batch_limit = 1 if synchronous else BATCH
         self.synchronous = synchronous
         self.outbox: list[Instruction] = []
+        self.room = BATCH_NBYTES
         self.sites: list[Site] = []
         self.freed: deque[int] = deque()
         self.next_handle = 1
@@ -74,11 +78,12 @@ class Client:
             del self.plans[number]
         self.outbox.append(Forget(numbers))
 
-    def call(self, instruction: Call, site: Site) -> None:
-        """Issue a call."""
+    def call(self, instruction: Call, site: Site, nbytes: int = 0) -> None:
+        """Issue a call whose results take ``nbytes``."""
         self.outbox.append(instruction)
         self.sites.append(site)
-        if len(self.outbox) >= self.batch_limit:
+        self.room -= nbytes
+        if self.room < 0 or len(self.outbox) >= self.batch_limit:
             self.flush()
 
     def emit(self, instruction: Instruction) -> None:
@@ -102,6 +107,7 @@ class Client:
             elif self.freed:
                 batch.append(self._free())
             self.outbox, self.sites, self.first = [], [], first + len(sites)
+            self.room = BATCH_NBYTES
             self.history.append((first, sites))
             self.calls += len(sites)
         return first, batch

@@ -80,14 +80,24 @@ class Operator:
 
 
 class Entry:
-    """A cached plan, ready to call. ``single`` is the spec of its one output, None where there are more or unknown ones."""
+    """A cached plan, ready to call.
 
-    __slots__ = ("number", "plan", "simple", "single")
+    Attributes:
+        single: spec of the one output; None where there are more, or unknown ones.
+        aliases: the one output is a view that shares the first argument's memory on the workers.
+        nbytes: what the results take.
+        simple: nothing to do but to call it and wrap the one output.
+    """
+
+    __slots__ = ("aliases", "nbytes", "number", "plan", "simple", "single")
 
     def __init__(self, plan: Plan, number: int, operator: Operator) -> None:
         self.plan, self.number = plan, number
         self.single = plan.outs[0] if len(plan.outs) == 1 and plan.tree is ... else None
-        self.simple = self.single is not None and not operator.special and not plan.comms and plan.how != "replicated"
+        self.aliases = operator.view and plan.aliases and self.single is not None
+        self.nbytes = 0 if self.aliases else sum(spec.nbytes for spec in plan.outs)
+        plain = self.single is not None and not plan.comms and plan.how != "replicated"
+        self.simple = plain and (self.aliases or not operator.special)
 
 
 def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -132,10 +142,12 @@ def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict[st
     spec = entry.single
     handle = client.next_handle
     client.next_handle = handle + 1
-    client.call(Call(entry.number, handles, [handle], scalars), site)
+    client.call(Call(entry.number, handles, [handle], scalars), site, entry.nbytes)
     out = _make(cls, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
     out._spec = spec
-    out._value = Value(client, handle)
+    out._value = value = Value(client, handle)
+    if entry.aliases:
+        value.group = args[0]._value.shared_group()
     return out
 
 
@@ -174,7 +186,7 @@ def finish(cls: type, client: Client, operator: Operator, entry: Entry, call: Ca
     outs = [Value(client, client.new_handle()) for _ in made.define.outputs]
     call = Call(call.plan, call.inputs, [v.handle for v in outs], call.scalars)
     if source is None:
-        client.call(call, site)
+        client.call(call, site, entry.nbytes)
     else:
         source.draw(client, call, site)
     for tensor in written:

@@ -48,12 +48,52 @@ def product_then_add(func: OpOverload) -> ProgramFn:
     return program
 
 
+def linear(call: OpCall) -> Labels:
+    """``x @ weight.T + bias`` kept whole: outer dims of x, and the output features, may be sharded."""
+    outer = _LETTERS[: len(call.specs[0].shape) - 1]
+    out = outer + ("N" if len(call.specs[1].shape) == 2 else "")
+    bias = [["N"]] if len(call.specs) == 3 else []
+    reduce = {} if bias else {"K": "sum"}
+    inner = "K" if reduce else None
+    weight = ["N", inner] if len(call.specs[1].shape) == 2 else [inner]
+    rows = [PartialRow((True, False, *[True] * len(bias))), PartialRow((False, True, *[True] * len(bias)))]
+    return Labels([[*outer, inner], weight, *bias], [out], reduce, rows)
+
+
+def linear_then_add(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Value] | None:
+    """``linear`` with sharded input features: the product as a partial, then the bias once."""
+    bias = args[2] if len(args) > 2 else kwargs.get("bias")
+    if bias is None:
+        return None
+    return [builder.op(_aten.add.Tensor, builder.op(_aten.linear.default, args[0], args[1]), bias)]
+
+
+def matmul(call: OpCall) -> Labels:
+    """``matmul`` kept whole: batch dims broadcast, vectors have no outer dim."""
+    a, b = (list(s.shape) for s in call.specs)
+    batch = max(len(a), len(b)) - 2
+    first = [*_batch(a, b, batch), "M", "K"] if len(a) > 1 else ["K"]
+    second = [*_batch(b, a, batch), "K", "N"] if len(b) > 1 else ["K"]
+    out = [*_LETTERS[: max(batch, 0)], *(["M"] if len(a) > 1 else []), *(["N"] if len(b) > 1 else [])]
+    return Labels([first, second], [out], {"K": "sum"}, [PartialRow((True, False)), PartialRow((False, True))])
+
+
+def _batch(own: list[int], other: list[int], batch: int) -> list[str | None]:
+    """Labels of one side's batch dims, right-aligned; None where a 1 meets a longer dim."""
+    dims, theirs = own[:-2], [1] * batch + other[:-2]
+    skip = batch - len(dims)
+    return [None if n == 1 and theirs[len(theirs) - batch + skip + d] != 1 else _LETTERS[skip + d] for d, n in enumerate(dims)]
+
+
 _aten = torch.ops.aten
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 TABLE = {
     "mm": Rule(product("mk", "kn", "mn")),
     "bmm": Rule(product("bmk", "bkn", "bmn")),
     "mv": Rule(product("mk", "k", "m")),
+    "linear": Rule(linear, linear_then_add, whole=True),
+    "matmul": Rule(matmul, whole=True),
     "dot": Rule(product("k", "k", "")),
     "vdot": Rule(product("k", "k", "")),
     "addmm": Rule(added_product("mk", "kn", "mn"), product_then_add(_aten.mm.default)),
