@@ -190,6 +190,8 @@ def place(tensor: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> dto
 
 def _parts(whole: torch.Tensor, op: str, k: int) -> list[torch.Tensor]:
     """k tensors that reduce to ``whole``; multiples of 1/8 stay such, so that sums are exact."""
+    if k == 1:
+        return [whole]
     noise = [values(*whole.shape, dtype=whole.dtype, seed=11 + i) for i in range(k - 1)]
     if op == "sum":
         return [*noise, whole - sum(noise)]
