@@ -35,6 +35,15 @@ class Varying:
     fn: Callable[[tuple[int, ...]], Any]
 
 
+class Changing:
+    """A number that comes with each call: its value now, for shape inference, and its place in the call."""
+
+    __slots__ = ("index", "value")
+
+    def __init__(self, value: Any, index: int) -> None:
+        self.value, self.index = value, index
+
+
 class Builder:
     """A plan under construction.
 
@@ -123,6 +132,8 @@ def literal(value: Any) -> Any:
     """A non-tensor argument in the form that crosses the wire."""
     if value is None or isinstance(value, bool | int | float | str | Slot | Scalar | Vary | Const):
         return value
+    if isinstance(value, Changing):
+        return Scalar(value.index)
     if isinstance(value, list | tuple):
         return [literal(v) for v in value]
     if isinstance(value, torch.dtype):

@@ -16,7 +16,7 @@ from ..core.errors import MeshError, four_parts
 from ..core.placements import REPLICATE, Partial, Placement, Placements
 from ..core.program import Scalar
 from ..core.spec import Spec, contiguous_stride
-from .builder import Builder, Value, Varying
+from .builder import Builder, Changing, Value, Varying
 from .call import OpCall, OutMeta, draws, functional_of, is_view, leaves, operator_name, replace_leaves, returns_written, schema_of, written_args
 from .cost import LATENCY_NBYTES, change_cost, group_nbytes
 from .infer import infer_outputs
@@ -33,8 +33,8 @@ def plan_call(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Plan:
     """Plan an operator call.
 
     Args:
-        args, kwargs: the call's arguments, with a ``Spec`` for each tensor and a ``Scalar`` wrapper (see
-            ``Changing``) for each number that comes with the call.
+        args, kwargs: the call's arguments, with a ``Spec`` for each tensor and a ``Changing`` for each number that comes
+            with the call.
 
     Raises:
         MeshError: tensors on two meshes.
@@ -53,15 +53,6 @@ def plan_call(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Plan:
     return Plan(builder.define(outs), known, tree, tuple(builder.comms), how, builder.meshes[0], aliases)
 
 
-class Changing:
-    """A number that comes with each call: its value now, for shape inference, and its place in the call."""
-
-    __slots__ = ("index", "value")
-
-    def __init__(self, value: Any, index: int) -> None:
-        self.value, self.index = value, index
-
-
 def plan_into(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Value], Any]:
     """Append the steps of an operator call on values; returns its tensor outputs and the shape of its result tree.
 
@@ -69,7 +60,6 @@ def plan_into(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str,
     """
     given = replace_leaves((args, kwargs), Changing, lambda c: c.value)
     spec_args, spec_kwargs = replace_leaves(given, Value, lambda v: v.spec)
-    args, kwargs = replace_leaves((args, kwargs), Changing, lambda c: Scalar(c.index))
     values: list[Value] = list(leaves((args, kwargs), Value))
     inferred = infer_outputs(func, spec_args, spec_kwargs)
     builder.random |= draws(func, spec_args, spec_kwargs)
@@ -81,7 +71,7 @@ def plan_into(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str,
     if inferred is None:
         return _opaque(builder, func, args, kwargs, values), None
     metas, tree = inferred
-    call = OpCall(func, *replace_leaves(replace_leaves((args, kwargs), Value, lambda v: v.spec), Scalar, lambda s: s))
+    call = OpCall(func, *replace_leaves(replace_leaves((args, kwargs), Value, lambda v: v.spec), Changing, lambda c: Scalar(c.index)))
     object.__setattr__(call, "outs", metas)
     return _Planning(builder, call, args, kwargs, values).run(), tree
 

@@ -9,14 +9,17 @@ from torch._ops import OpOverload
 
 from .call import schema_of
 from .rule import Rule, Table
-from .rules import matmul, pointwise, reductions, shapes, softmax
+from .rules import creation, matmul, normalization, pointwise, reductions, shapes, slicing, softmax
 
 FAMILIES: tuple[Table, ...] = (
     pointwise.TABLE,
     matmul.TABLE,
     reductions.TABLE,
     shapes.TABLE,
+    slicing.TABLE,
+    creation.TABLE,
     softmax.TABLE,
+    normalization.TABLE,
 )
 _custom: dict[str, Rule] = {}
 

@@ -52,6 +52,11 @@ def wide(builder: Builder, value: Value) -> Value:
     return cast(builder, value, torch.float32) if value.spec.dtype in _NARROW else value
 
 
+def product(builder: Builder, first: Value, second: Value) -> Value:
+    """Elementwise product."""
+    return builder.op(_aten.mul.Tensor, first, second)
+
+
 def total(builder: Builder, value: Value, dims: Sequence[int], keepdim: bool = True) -> Value:
     """The sum over some dims, reduced across devices."""
     if not dims:
