@@ -17,8 +17,8 @@ import torch
 
 import dtorch
 from dtorch import DeviceMesh, Partial, Replicate, Shard, init_device_mesh
-from dtorch.core.mesh import coordinates
 from dtorch.core.placements import Placement, Placements, balanced
+from dtorch.core.program import Fetch
 from dtorch.core.spec import Spec
 
 MESHES = ((2,), (3,), (2, 2))
@@ -123,12 +123,21 @@ def same(actual: Any, expected: Any, where: str, rtol: float | None = None, atol
 
 
 def pieces_fit(tensor: dtorch.Tensor, where: str = "") -> None:
-    """Assert that the local tensors have exactly the shapes and dtype that the spec promises."""
+    """Assert that the local tensors have exactly the shapes and dtype that the spec promises, and allow the same views."""
     spec = tensor._spec
-    for coord, piece in zip(coordinates(spec.mesh.shape), tensor.shards, strict=True):
-        wanted = spec.local_box(coord)[1]
-        assert tuple(piece.shape) == wanted, f"local shape {tuple(piece.shape)} at {coord}, {spec} promises {wanted} {where}"
-        assert piece.dtype == spec.dtype, f"local dtype {piece.dtype} at {coord}, {spec} promises {spec.dtype} {where}"
+    assert tensor.shape == spec.shape and tensor.stride() == spec.stride and tensor.dtype == spec.dtype, (
+        f"{spec} is not what the tensor says {where}"
+    )
+    pieces = tensor._value.client.request(Fetch(tensor._value.handle, describe=True))
+    assert len(pieces) == len(spec.boxes), f"{len(pieces)} pieces, {spec} has {len(spec.boxes)} {where}"
+    for number, ((shape, stride, dtype), (_, wanted)) in enumerate(zip(pieces, spec.boxes, strict=True)):
+        assert tuple(shape) == wanted, f"local shape {tuple(shape)} of piece {number}, {spec} promises {wanted} {where}"
+        assert getattr(torch, dtype) == spec.dtype, f"local dtype {dtype} of piece {number}, {spec} promises {spec.dtype} {where}"
+        piece = torch.empty_strided(shape, stride, device="meta")
+        # A program may view what is contiguous; the same view must be possible of every piece.
+        assert piece.is_contiguous() or not spec.meta.is_contiguous(), (
+            f"local stride {stride} of piece {number}, {spec} is contiguous {where}"
+        )
 
 
 def stays(fn: Callable[..., Any], *inputs: torch.Tensor, mesh: Sequence[int], placements: Sequence[Sequence[Placement]]) -> Any:
