@@ -40,15 +40,22 @@ def all_reduce(line: Sequence[Tensor], op: str) -> Tensor:
     combine, combine_into = _COMBINE[op]
     if len(line) == 1:
         return line[0].clone()
-    if op == "avg" and line[0].dtype in _NARROW:
-        return all_reduce([t.long() for t in line], op).to(line[0].dtype)
+    if op == "avg" and not (line[0].is_floating_point() or line[0].is_complex() or line[0].dtype == torch.bool):
+        return _integer_average(line)
     total = combine(line[0], line[1])
     for piece in line[2:]:
         combine_into(total, piece)
     if op == "avg" and total.dtype != torch.bool:
-        rounding = None if total.is_floating_point() or total.is_complex() else "floor"
-        total.div_(len(line), rounding_mode=rounding)
+        total.div_(len(line))
     return total
+
+
+def _integer_average(line: Sequence[Tensor]) -> Tensor:
+    """The average rounded down: whole quotients and remainders apart, so that no sum overflows."""
+    k, dtype = len(line), line[0].dtype
+    quotients = all_reduce([t.div(k, rounding_mode="floor") for t in line], "sum")
+    remainders = all_reduce([(t % k).long() for t in line], "sum")
+    return quotients.add_(remainders.div_(k, rounding_mode="floor").to(dtype))
 
 
 def reduce_scatter(line: Sequence[Tensor], op: str, dim: int, start: int, size: int) -> Tensor:
@@ -138,8 +145,6 @@ def _maximum_into(total: Tensor, piece: Tensor) -> Tensor:
 def _minimum_into(total: Tensor, piece: Tensor) -> Tensor:
     return torch.minimum(total, piece, out=total)
 
-
-_NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 _COMBINE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
     "sum": (torch.add, Tensor.add_),

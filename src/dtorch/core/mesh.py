@@ -59,7 +59,14 @@ class DeviceMesh:
                 return self.mesh_dim_names.index(axis)
         elif -self.ndim <= axis < self.ndim:
             return axis % self.ndim
-        raise MeshError(four_parts(f"axis {axis!r} of {self!r}", "an axis is one of the mesh's names or indices", "the mesh axis you named", f"use one of {self.axis_names()}"))
+        raise MeshError(
+            four_parts(
+                f"axis {axis!r} of {self!r}",
+                "an axis is one of the mesh's names or indices",
+                "the mesh axis you named",
+                f"use one of {self.axis_names()}",
+            )
+        )
 
     def axis_names(self) -> tuple[str, ...]:
         """The axis names, or ``("axis0", "axis1", ...)`` where the mesh has none."""
@@ -68,8 +75,16 @@ class DeviceMesh:
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
         """Sub-mesh over the named axes, at coordinate 0 of every other axis."""
         wanted = [self.axis(n) for n in ((names,) if isinstance(names, str) else names)]
-        coords = [tuple(c[wanted.index(a)] if a in wanted else 0 for a in range(self.ndim)) for c in coordinates([self.shape[a] for a in wanted])]
-        return _intern(self.device_type, tuple(self.shape[a] for a in wanted), tuple(self.device_at(c) for c in coords), tuple(self.axis_names()[a] for a in wanted))
+        coords = [
+            tuple(c[wanted.index(a)] if a in wanted else 0 for a in range(self.ndim))
+            for c in coordinates([self.shape[a] for a in wanted])
+        ]
+        return _intern(
+            self.device_type,
+            tuple(self.shape[a] for a in wanted),
+            tuple(self.device_at(c) for c in coords),
+            tuple(self.axis_names()[a] for a in wanted),
+        )
 
     def unbind(self, name: str | int) -> list[DeviceMesh]:
         """The sub-meshes along an axis, one per coordinate; ``[self]`` when the mesh has no axis of that name."""
@@ -81,7 +96,9 @@ class DeviceMesh:
         if not shape:
             shape, names = (1,), None
         whole = [(c, self.device_at(c)) for c in coordinates(self.shape)]
-        return [_intern(self.device_type, shape, tuple(d for c, d in whole if c[cut] == i), names) for i in range(self.shape[cut])]
+        return [
+            _intern(self.device_type, shape, tuple(d for c, d in whole if c[cut] == i), names) for i in range(self.shape[cut])
+        ]
 
     def device_at(self, coord: Sequence[int]) -> int:
         """Logical device id at a coordinate."""
@@ -102,7 +119,9 @@ class DeviceMesh:
         return self
 
 
-def init_device_mesh(device_type: str, mesh_shape: int | Sequence[int], *, mesh_dim_names: Sequence[str] | None = None) -> DeviceMesh:
+def init_device_mesh(
+    device_type: str, mesh_shape: int | Sequence[int], *, mesh_dim_names: Sequence[str] | None = None
+) -> DeviceMesh:
     """A mesh of the ids ``0 .. prod(mesh_shape) - 1`` in row-major order.
 
     Args:
@@ -146,17 +165,40 @@ def _flatten(nested: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (), (nested,)
     parts = [_flatten(part) for part in nested]
     if len({shape for shape, _ in parts}) != 1:
-        raise MeshError(four_parts(f"mesh={nested!r}", "a mesh is a full n-d array of device ids", "DeviceMesh(mesh=...)", "give every row the same length, and at least one id"))
+        raise MeshError(
+            four_parts(
+                f"mesh={nested!r}",
+                "a mesh is a full n-d array of device ids",
+                "DeviceMesh(mesh=...)",
+                "give every row the same length, and at least one id",
+            )
+        )
     return (len(parts), *parts[0][0]), tuple(i for _, ids in parts for i in ids)
 
 
 def _check(device_type: str, shape: tuple[int, ...], ids: tuple[int, ...], names: tuple[str, ...] | None) -> None:
     where = "DeviceMesh / init_device_mesh"
     if device_type not in _DEVICE_TYPES:
-        raise MeshError(four_parts(f"device_type={device_type!r}", f"a device type is one of {_DEVICE_TYPES}", where, 'name the type without an index, e.g. "cpu"'))
+        raise MeshError(
+            four_parts(
+                f"device_type={device_type!r}",
+                f"a device type is one of {_DEVICE_TYPES}",
+                where,
+                'name the type without an index, e.g. "cpu"',
+            )
+        )
     if not shape or any(not isinstance(n, int) or n < 1 for n in shape):
-        raise MeshError(four_parts(f"mesh shape {shape!r}", "every mesh axis has at least one device", where, "give a positive int per axis"))
+        raise MeshError(
+            four_parts(f"mesh shape {shape!r}", "every mesh axis has at least one device", where, "give a positive int per axis")
+        )
     if len(set(ids)) != len(ids) or min(ids) < 0:
         raise MeshError(four_parts(f"device ids {ids!r}", "ids are distinct and not negative", where, "name every device once"))
     if names is not None and (len(names) != len(shape) or len(set(names)) != len(names)):
-        raise MeshError(four_parts(f"mesh_dim_names={names!r} for shape {shape!r}", "one distinct name per mesh axis", where, f"give {len(shape)} different names"))
+        raise MeshError(
+            four_parts(
+                f"mesh_dim_names={names!r} for shape {shape!r}",
+                "one distinct name per mesh axis",
+                where,
+                f"give {len(shape)} different names",
+            )
+        )

@@ -46,6 +46,8 @@ class Shard:
 class Partial:
     """Each device holds a part; the value is their reduction.
 
+    Where several mesh axes are partial, the last one reduces first.
+
     Args:
         reduce_op: ``"sum"``, ``"avg"``, ``"max"``, ``"min"`` or ``"prod"``.
     """
@@ -54,7 +56,14 @@ class Partial:
 
     def __post_init__(self) -> None:
         if self.reduce_op not in REDUCE_OPS:
-            raise PlacementError(four_parts(f"Partial({self.reduce_op!r})", f"a reduce op is one of {REDUCE_OPS}", "Partial(reduce_op=...)", "use one of these"))
+            raise PlacementError(
+                four_parts(
+                    f"Partial({self.reduce_op!r})",
+                    f"a reduce op is one of {REDUCE_OPS}",
+                    "Partial(reduce_op=...)",
+                    "use one of these",
+                )
+            )
 
     def __repr__(self) -> str:
         return "Partial()" if self.reduce_op == "sum" else f"Partial({self.reduce_op!r})"

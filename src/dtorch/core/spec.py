@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from weakref import WeakValueDictionary
 
@@ -37,7 +37,13 @@ class Spec:
     axes: tuple[int, ...]
 
     @staticmethod
-    def make(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> Spec:
+    def make(
+        mesh: DeviceMesh,
+        placements: Sequence[Placement],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        stride: Sequence[int] | None = None,
+    ) -> Spec:
         """The one spec with these properties; placements are checked and put in canonical form.
 
         Args:
@@ -60,7 +66,9 @@ class Spec:
 
     def replace(self, placements: Sequence[Placement] | None = None, mesh: DeviceMesh | None = None) -> Spec:
         """The same tensor placed otherwise."""
-        return Spec.make(mesh or self.mesh, self.placements if placements is None else placements, self.shape, self.dtype, self.stride)
+        return Spec.make(
+            mesh or self.mesh, self.placements if placements is None else placements, self.shape, self.dtype, self.stride
+        )
 
     @cached_property
     def meta(self) -> torch.Tensor:
@@ -141,13 +149,27 @@ def canonical_placements(mesh: DeviceMesh, placements: Placements, shape: Sequen
         PlacementError: see ``Spec.make``.
     """
     if len(placements) != mesh.ndim:
-        raise PlacementError(four_parts(f"placements={placements!r} on {mesh!r}", "one placement per mesh axis", "argument placements", f"give {mesh.ndim} placements"))
+        raise PlacementError(
+            four_parts(
+                f"placements={placements!r} on {mesh!r}",
+                "one placement per mesh axis",
+                "argument placements",
+                f"give {mesh.ndim} placements",
+            )
+        )
     done: list[Placement] = []
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard):
             placement = _canonical_shard(mesh, done, placement, shape, axis)
         elif not isinstance(placement, Replicate | Partial):
-            raise PlacementError(four_parts(f"placement {placement!r}", "a placement is Shard, Replicate or Partial", f"argument placements, axis {mesh.axis_names()[axis]!r}", "use dtorch.Shard(dim), dtorch.Replicate() or dtorch.Partial()"))
+            raise PlacementError(
+                four_parts(
+                    f"placement {placement!r}",
+                    "a placement is Shard, Replicate or Partial",
+                    f"argument placements, axis {mesh.axis_names()[axis]!r}",
+                    "use dtorch.Shard(dim), dtorch.Replicate() or dtorch.Partial()",
+                )
+            )
         done.append(placement)
     return tuple(done)
 
@@ -156,17 +178,55 @@ def _canonical_shard(mesh: DeviceMesh, outer: list[Placement], shard: Shard, sha
     where = f"argument placements, axis {mesh.axis_names()[axis]!r}"
     ndim = len(shape)
     if not -ndim <= shard.dim < ndim:
-        raise PlacementError(four_parts(f"{shard!r} of a tensor of shape {tuple(shape)}", f"a shard dim lies in [{-ndim}, {ndim - 1}]", where, "name a dim that the tensor has, or Replicate()"))
+        raise PlacementError(
+            four_parts(
+                f"{shard!r} of a tensor of shape {tuple(shape)}",
+                f"a shard dim lies in [{-ndim}, {ndim - 1}]",
+                where,
+                "name a dim that the tensor has, or Replicate()",
+            )
+        )
     dim = shard.dim % ndim
     if shard.sizes is None:
         return Shard(dim) if dim != shard.dim else shard
     k = mesh.shape[axis]
-    segments = _segments(mesh, tuple(outer), dim, shape[dim], axis - 1)
-    wanted = [sum(shard.sizes[i * k : (i + 1) * k]) for i in range(len(segments))]
-    if len(shard.sizes) != k * len(segments) or min(shard.sizes) < 0 or wanted != [n for _, n in segments]:
-        raise PlacementError(four_parts(f"{shard!r} of a tensor of shape {tuple(shape)}", f"sizes are {k * len(segments)} non-negative lengths that add up to {[n for _, n in segments]}", where, "give sizes that cover the dim"))
-    natural = tuple(s for _, n in segments for s in balanced(n, k))
+    lengths = [n for _, n in _segments(mesh, tuple(outer), dim, shape[dim], axis - 1)]
+    if not _cover(shard.sizes, k, lengths):
+        raise PlacementError(
+            four_parts(
+                f"{shard!r} of a tensor of shape {tuple(shape)}",
+                f"sizes are {k * len(lengths)} non-negative lengths that add up to {lengths}",
+                where,
+                "give sizes that cover the dim",
+            )
+        )
+    natural = tuple(s for n in lengths for s in balanced(n, k))
     return Shard(dim) if shard.sizes == natural else Shard(dim, shard.sizes)
+
+
+def _cover(sizes: Sequence[int], k: int, lengths: Sequence[int]) -> bool:
+    """Whether each k sizes in turn add up to a length."""
+    sums = [sum(sizes[i : i + k]) for i in range(0, len(sizes), k)]
+    return len(sizes) == k * len(lengths) and sums == list(lengths) and min(sizes) >= 0
+
+
+def fitting_placements(
+    mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int], given: Collection[int] = ()
+) -> Placements:
+    """The placements, without explicit sizes where these do not fit the mesh and the placements before them.
+
+    Args:
+        given: mesh axes whose placement is left as it is.
+    """
+    done: list[Placement] = []
+    for axis, p in enumerate(placements):
+        if isinstance(p, Shard) and p.dim < 0:
+            p = Shard(p.dim + len(shape), p.sizes)
+        if isinstance(p, Shard) and p.sizes is not None and axis not in given and 0 <= p.dim < len(shape):
+            lengths = [n for _, n in _segments(mesh, tuple(done), p.dim, shape[p.dim], axis - 1)]
+            p = p if _cover(p.sizes, mesh.shape[axis], lengths) else Shard(p.dim)
+        done.append(p)
+    return tuple(done)
 
 
 def _dim_segments(spec: Spec, dim: int) -> list[tuple[int, int]]:

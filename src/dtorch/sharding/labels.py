@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch._ops import OpOverload
 
 from ..core.placements import REPLICATE, Partial, Placement, Shard, balanced
@@ -136,6 +137,8 @@ class Labels:
         filled: list[Candidate] = []
         placements = [spec.placements[axis] for spec in specs]
         for op in {p.reduce_op: None for p in placements if isinstance(p, Partial)}:
+            if any(p == Partial(op) and _lossy(op, spec.dtype) for p, spec in zip(placements, specs, strict=True)):
+                continue
             for row in self.partial:
                 wanted = [p for p, partial in zip(placements, row.inputs, strict=True) if partial]
                 if op not in row.ops or Partial(op) not in wanted or not set(wanted) <= {Partial(op), REPLICATE}:
@@ -144,6 +147,13 @@ class Labels:
                 candidate = Candidate(inputs, (Partial(op),) * len(self.outputs))
                 (filled if REPLICATE in wanted else kept).append(candidate)
         return kept, filled
+
+
+def _lossy(op: str, dtype: torch.dtype) -> bool:
+    """Whether a reduction does not commute even with linear operators: integers average with rounding, and a bool sums by *or*."""
+    if dtype == torch.bool:
+        return op not in ("max", "min")
+    return op == "avg" and not (dtype.is_floating_point or dtype.is_complex)
 
 
 def _split(dim: Dim) -> tuple[str, int]:

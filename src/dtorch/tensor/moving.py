@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ..core.mesh import DeviceMesh
-from ..core.placements import REPLICATE, Partial, Placement, Shard
+from ..core.placements import REPLICATE, Partial, Placement
 from ..core.program import Call, Fetch, MeshInfo, Put
-from ..core.spec import Spec
+from ..core.spec import Spec, fitting_placements
 from ..sharding.builder import Builder
 from ..sharding.plan import Plan
 from ..sharding.planner import plan_into
@@ -63,10 +63,15 @@ class PlannedMove:
 
 
 def move(tensor: Any, target: Spec, explicit: bool = True) -> Any:
-    """The same values under the target's mesh and placements, outside autograd; the tensor itself if nothing changes."""
+    """The same values under the target's mesh and placements, outside autograd; the tensor itself if nothing changes.
+
+    Where no device's piece changes, the result shares the tensor's memory.
+    """
     source = tensor._spec
     if source is target:
         return tensor
+    if _same_pieces(source, target):
+        return wrap(type(tensor), target, tensor._value)
 
     def make() -> Plan:
         builder = Builder("redistribute", [source], plan_into)
@@ -74,6 +79,13 @@ def move(tensor: Any, target: Spec, explicit: bool = True) -> Any:
         return Plan(builder.define([out]), (out.spec,), ..., tuple(builder.comms), "redistribute", source.mesh, False)
 
     return run_plan(("redistribute", source, target), make, [tensor], explicit)[0]
+
+
+def _same_pieces(source: Spec, target: Spec) -> bool:
+    """Whether two specs differ only along mesh axes of one device."""
+    if source.mesh is not target.mesh:
+        return False
+    return all(p == q or k == 1 for p, q, k in zip(source.placements, target.placements, source.mesh.shape, strict=True))
 
 
 def alias(tensor: Any) -> Any:
@@ -93,13 +105,12 @@ class Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Any, target: Spec) -> Any:
         ctx.source = tensor._spec
-        moved = move(tensor, target)
-        return alias(moved) if moved is tensor else moved
+        return move(tensor, target)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
         placements = [REPLICATE if isinstance(p, Partial) else p for p in ctx.source.placements]
-        return move(grad, Spec.make(ctx.source.mesh, placements, grad.shape, grad.dtype, grad._spec.stride)), None
+        return redistributed(grad, ctx.source.mesh, placements), None
 
 
 def redistributed(tensor: Any, mesh: DeviceMesh | None, placements: Sequence[Placement] | None) -> Any:
@@ -108,11 +119,15 @@ def redistributed(tensor: Any, mesh: DeviceMesh | None, placements: Sequence[Pla
     if placements is None:
         same = mesh is None or mesh.ndim == source.mesh.ndim
         placements = source.placements if same else (REPLICATE,) * mesh.ndim  # type: ignore[union-attr]
-        if mesh is not None and mesh is not source.mesh:
-            placements = [Shard(p.dim) if isinstance(p, Shard) else p for p in placements]
+        placements = fitting_placements(mesh or source.mesh, placements, source.shape)
     target = source.replace(placements, mesh)
     if target is source:
         return tensor
+    if _same_pieces(source, target):
+        # A view to autograd too, so that a write to either is seen by both.
+        out = torch.ops.aten.alias.default(tensor)
+        out._spec = target
+        return out
     return Redistribute.apply(tensor, target) if tensor.requires_grad and torch.is_grad_enabled() else move(tensor, target)
 
 

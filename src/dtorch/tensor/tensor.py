@@ -9,8 +9,8 @@ import torch
 
 from ..core.errors import UsageError, four_parts
 from ..core.mesh import DeviceMesh, coordinates
-from ..core.placements import REPLICATE, Placement, Placements, Shard
-from ..core.spec import Spec
+from ..core.placements import REPLICATE, Placement, Placements
+from ..core.spec import Spec, fitting_placements
 from . import construct, dispatch, moving, printing
 from .defaults import default_mesh
 from .future import TensorFuture
@@ -90,15 +90,18 @@ class Tensor(torch.Tensor):
                 replicated if not.
 
         Returns:
-            The tensor itself where nothing changes, else a tensor with memory of its own.
+            The tensor itself where nothing changes, a view of it where no device's piece changes (the placements differ
+            along mesh axes of one device only), else a tensor with memory of its own.
         """
         return moving.redistributed(self, device_mesh, placements)
 
     def redistribute_like(self, other: Tensor) -> Tensor:
         """The same values on the mesh and under the placements of another tensor."""
-        return moving.redistributed(self, other.device_mesh, [Shard(p.dim) if isinstance(p, Shard) and other.shape != self.shape else p for p in other.placements])
+        return moving.redistributed(self, other.device_mesh, fitting_placements(other.device_mesh, other.placements, self.shape))
 
-    def redistribute_by_dict(self, placements: Mapping[str, Placement], device_mesh: DeviceMesh | None = None, default: str = "keep") -> Tensor:
+    def redistribute_by_dict(
+        self, placements: Mapping[str, Placement], device_mesh: DeviceMesh | None = None, default: str = "keep"
+    ) -> Tensor:
         """Redistribute by axis name.
 
         Args:
@@ -155,7 +158,14 @@ class Tensor(torch.Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise UsageError(four_parts(f"pickling {type(self).__name__} of shape {tuple(self.shape)}", "its data lies on the devices of a session, not in this process", "pickle.dumps, torch.save or a process pool", "save t.to_torch() instead, and distribute it anew with dtorch.Tensor(...)"))
+        raise UsageError(
+            four_parts(
+                f"pickling {type(self).__name__} of shape {tuple(self.shape)}",
+                "its data lies on the devices of a session, not in this process",
+                "pickle.dumps, torch.save or a process pool",
+                "save t.to_torch() instead, and distribute it anew with dtorch.Tensor(...)",
+            )
+        )
 
     @property
     def data(self) -> Tensor:  # type: ignore[override]
@@ -176,20 +186,37 @@ def _plain(data: Any) -> torch.Tensor:
     try:
         return torch.tensor(data)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(four_parts(f"data of type {type(data).__name__}", f"a tensor is made of a torch.Tensor, numbers or nested lists of them ({error})", "dtorch.Tensor(data, ...)", "convert the data first")) from None
+        raise UsageError(
+            four_parts(
+                f"data of type {type(data).__name__}",
+                f"a tensor is made of a torch.Tensor, numbers or nested lists of them ({error})",
+                "dtorch.Tensor(data, ...)",
+                "convert the data first",
+            )
+        ) from None
 
 
-def _by_name(tensor: Tensor, mesh: DeviceMesh, placements: Mapping[str, Placement], default: str) -> list[Placement]:
+def _by_name(tensor: Tensor, mesh: DeviceMesh, placements: Mapping[str, Placement], default: str) -> Placements:
     where = "redistribute_by_dict(placements, default=...)"
     if default not in ("keep", "replicate", "error"):
-        raise UsageError(four_parts(f"default={default!r}", 'default is "keep", "replicate" or "error"', where, "use one of these"))
+        raise UsageError(
+            four_parts(f"default={default!r}", 'default is "keep", "replicate" or "error"', where, "use one of these")
+        )
     kept = dict(zip(tensor.device_mesh.axis_names(), tensor.placements, strict=True))
     out: list[Placement] = []
     for name in mesh.axis_names():
         if name in placements:
             out.append(placements[name])
         elif default == "error":
-            raise UsageError(four_parts(f"no placement for axis {name!r} of {mesh!r}", 'under default="error" every axis is named', where, f"name {name!r}, or use another default"))
+            raise UsageError(
+                four_parts(
+                    f"no placement for axis {name!r} of {mesh!r}",
+                    'under default="error" every axis is named',
+                    where,
+                    f"name {name!r}, or use another default",
+                )
+            )
         else:
             out.append(kept.get(name, REPLICATE) if default == "keep" else REPLICATE)
-    return out
+    given = [axis for axis, name in enumerate(mesh.axis_names()) if name in placements]
+    return fitting_placements(mesh, out, tensor.shape, given)
