@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 
 from .call import schema_of
 from .rule import Rule, Table
-from .rules import creation, matmul, normalization, pointwise, reductions, shapes, slicing, softmax
+from .rules import creation, embedding, matmul, normalization, pointwise, reductions, shapes, slicing, softmax
 
 FAMILIES: tuple[Table, ...] = (
     pointwise.TABLE,
@@ -20,6 +20,7 @@ FAMILIES: tuple[Table, ...] = (
     creation.TABLE,
     softmax.TABLE,
     normalization.TABLE,
+    embedding.TABLE,
 )
 _custom: dict[str, Rule] = {}
 
