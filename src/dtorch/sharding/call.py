@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -63,27 +63,40 @@ class OpCall:
         return tuple(sorted(d % max(ndim, 1) for d in ([value] if isinstance(value, int) else value)))
 
 
-def leaves(tree: Any, kind: type) -> Iterator[Any]:
+def leaves(tree: Any, kind: type) -> list[Any]:
     """Every object of a kind in nested tuples, lists and dicts, in order."""
+    found: list[Any] = []
+    _collect(tree, kind, found)
+    return found
+
+
+def _collect(tree: Any, kind: type, found: list[Any]) -> None:
     if isinstance(tree, kind):
-        yield tree
+        found.append(tree)
     elif isinstance(tree, list | tuple):
         for item in tree:
-            yield from leaves(item, kind)
+            if item.__class__ not in _ATOMS:
+                _collect(item, kind, found)
     elif isinstance(tree, dict):
         for item in tree.values():
-            yield from leaves(item, kind)
+            _collect(item, kind, found)
 
 
 def replace_leaves(tree: Any, kind: type, fn: Callable[[Any], Any]) -> Any:
     """A copy of nested tuples, lists and dicts with ``fn`` applied to every object of a kind."""
     if isinstance(tree, kind):
         return fn(tree)
-    if isinstance(tree, list | tuple):
-        return type(tree)(replace_leaves(item, kind, fn) for item in tree) if not isinstance(tree, torch.Size) else tree
+    if tree.__class__ is tuple or tree.__class__ is list:
+        return tree.__class__([item if item.__class__ in _ATOMS else replace_leaves(item, kind, fn) for item in tree])
     if isinstance(tree, dict):
         return {k: replace_leaves(v, kind, fn) for k, v in tree.items()}
+    if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
+        return tuple(replace_leaves(item, kind, fn) for item in tree)
     return tree
+
+
+_ATOMS = frozenset((int, float, bool, str, type(None), torch.dtype))
+"""Types that hold nothing; ``kind`` is never one of them."""
 
 
 @lru_cache(maxsize=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tupl
     Raises:
         Whatever PyTorch raises for arguments that do not fit, at once and in its own words.
     """
-    if any(tag in func.tags for tag in _DYNAMIC_TAGS) and func not in _DYNAMIC_BY_MASK:
+    if _is_dynamic(func):
         return None
     meta_args = replace_leaves(args, Spec, lambda s: s.meta)
     meta_kwargs = replace_leaves(kwargs, Spec, lambda s: s.meta)
@@ -77,12 +78,25 @@ STAND_INS: dict[str, Callable[..., torch.Tensor]] = {"aten::_grouped_mm": _group
 
 def _on_meta(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     """Send every device argument, given or defaulted, to the meta device; generators are not needed there."""
-    arguments = schema_of(func).arguments
-    if not any(str(a.type) in ("Optional[Device]", "Device", "Optional[Generator]", "Generator") for a in arguments):
+    names = _places(func)
+    if not names:
         return args, kwargs
     args = tuple("meta" if isinstance(v, torch.device) else None if isinstance(v, torch.Generator) else v for v in args)
     kwargs = {k: v for k, v in kwargs.items() if not isinstance(v, torch.Generator)}
-    for argument in arguments[len(args) :]:
-        if str(argument.type) in ("Optional[Device]", "Device") and (argument.name in kwargs or next(leaves((args, kwargs), torch.Tensor), None) is None):
-            kwargs[argument.name] = torch.device("meta")
+    for at, name in names:
+        if at >= len(args) and (name in kwargs or not leaves((args, kwargs), torch.Tensor)):
+            kwargs[name] = torch.device("meta")
     return args, kwargs
+
+
+@cache
+def _places(func: OpOverload) -> tuple[tuple[int, str], ...]:
+    """Position and name of each device argument; of a generator, a position that no call leaves open."""
+    kinds = [(at, a.name, str(a.type)) for at, a in enumerate(schema_of(func).arguments)]
+    return tuple((at if "Device" in kind else -1, name) for at, name, kind in kinds if "Device" in kind or "Generator" in kind)
+
+
+@cache
+def _is_dynamic(func: OpOverload) -> bool:
+    """Whether output shapes depend on data."""
+    return func not in _DYNAMIC_BY_MASK and any(tag in func.tags for tag in _DYNAMIC_TAGS)

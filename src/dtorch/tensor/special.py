@@ -61,7 +61,7 @@ def drawn(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         return mixed(cls, func, args, {**kwargs, "generator": generator} if generator is not None else kwargs)
     key, handles, scalars = flat
     entry = client.cache.get(key) or dispatch.plan(client, operator, key, args, kwargs)
-    device = next(leaves((args, kwargs), cls))._spec.device
+    device = leaves((args, kwargs), cls)[0]._spec.device
     source = Source(generator, device) if entry.plan.define.random else None
     return dispatch.finish(cls, client, operator, entry, Call(entry.number, handles, [], scalars), current_site(), args, kwargs, source)
 
@@ -83,7 +83,7 @@ class Source:
 
 def mixed(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """A call with plain tensors mixed in: they are taken as replicated; a plain tensor that is written gets the result."""
-    partners = list(leaves((args, kwargs), cls))
+    partners = leaves((args, kwargs), cls)
     mesh = next((t._spec.mesh for t in partners if t.ndim), partners[0]._spec.mesh)
     promoted: dict[int, Any] = {}
 

@@ -8,7 +8,7 @@ a binding is taken only after it has been seen to dispatch to the very overload,
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
