@@ -1,15 +1,15 @@
 """Every exception dtorch raises, by who must act.
 
-    DTorchError
-    ├── UsageError (ValueError)       you: the call breaks a rule
-    │   ├── MeshError                 a mesh is malformed, or two meshes meet in one operator
-    │   ├── PlacementError            placements do not fit the mesh or the tensor
-    │   └── SessionClosedError        a tensor is used after ``shutdown()``
-    ├── CommunicationForbidden        you: an operator needs communication where you forbade it
-    ├── RemoteError (RuntimeError)    you: an operator failed on a worker; carries your file and line
-    ├── WorkerLost (RuntimeError)     the operator of the cluster: a worker is gone
-    ├── ProtocolError (RuntimeError)  the operator of the cluster: client and worker do not speak alike
-    └── InternalError (RuntimeError)  us: a bug in dtorch
+DTorchError
+├── UsageError (ValueError)       you: the call breaks a rule
+│   ├── MeshError                 a mesh is malformed, or two meshes meet in one operator
+│   ├── PlacementError            placements do not fit the mesh or the tensor
+│   └── SessionClosedError        a tensor is used after ``shutdown()``
+├── CommunicationForbidden        you: an operator needs communication where you forbade it
+├── RemoteError (RuntimeError)    you: an operator failed on a worker; carries your file and line
+├── WorkerLost (RuntimeError)     the operator of the cluster: a worker is gone
+├── ProtocolError (RuntimeError)  the operator of the cluster: client and worker do not speak alike
+└── InternalError (RuntimeError)  us: a bug in dtorch
 """
 
 from __future__ import annotations

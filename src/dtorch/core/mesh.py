@@ -163,6 +163,10 @@ def _flatten(nested: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     nested = nested.tolist() if hasattr(nested, "tolist") else nested
     if isinstance(nested, int):
         return (), (nested,)
+    if not isinstance(nested, list | tuple):
+        raise MeshError(
+            four_parts(f"{nested!r} in mesh=...", "device ids are ints", "DeviceMesh(mesh=...)", "give ints, nested as the mesh")
+        )
     parts = [_flatten(part) for part in nested]
     if len({shape for shape, _ in parts}) != 1:
         raise MeshError(
