@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 
 from .call import schema_of
 from .rule import Rule, Table
-from .rules import creation, embedding, matmul, normalization, pointwise, reductions, shapes, slicing, softmax
+from .rules import creation, embedding, joining, matmul, moves, normalization, pointwise, reductions, shapes, slicing, softmax
 
 FAMILIES: tuple[Table, ...] = (
     pointwise.TABLE,
@@ -18,6 +18,8 @@ FAMILIES: tuple[Table, ...] = (
     shapes.TABLE,
     slicing.TABLE,
     creation.TABLE,
+    moves.TABLE,
+    joining.TABLE,
     softmax.TABLE,
     normalization.TABLE,
     embedding.TABLE,
