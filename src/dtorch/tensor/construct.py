@@ -18,7 +18,7 @@ Pieces = Sequence[torch.Tensor] | Callable[[tuple[int, ...]], torch.Tensor]
 
 def distribute(cls: type, data: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement] | None) -> Any:
     """A plain tensor on a mesh: each piece is cut here and sent once."""
-    wanted = Spec.make(mesh, placements or (REPLICATE,) * mesh.ndim, data.shape, data.dtype)
+    wanted = Spec.make(mesh, (REPLICATE,) * mesh.ndim if placements is None else placements, data.shape, data.dtype)
     landing = wanted.replace([REPLICATE if isinstance(p, Partial) else p for p in wanted.placements])
     if not landing.axes:
         tensor = moving.put(cls, data, mesh)
@@ -33,12 +33,26 @@ def assemble(cls: type, pieces: Pieces, mesh: DeviceMesh, placements: Sequence[P
     coords = list(coordinates(mesh.shape))
     local = [pieces(c) for c in coords] if callable(pieces) else list(pieces)
     if len(local) != len(coords) or not all(isinstance(t, torch.Tensor) for t in local):
-        raise UsageError(four_parts(f"{len(local)} local tensors for {mesh!r}", "one local torch.Tensor per device, row-major", "from_local(local, ...)", f"give {len(coords)} tensors, or a function of the coordinate"))
+        raise UsageError(
+            four_parts(
+                f"{len(local)} local tensors for {mesh!r}",
+                "one local torch.Tensor per device, row-major",
+                "from_local(local, ...)",
+                f"give {len(coords)} tensors, or a function of the coordinate",
+            )
+        )
     by_coord = dict(zip(coords, local, strict=True))
     spec = _spec_of(by_coord, mesh, tuple(placements), local[0])
     for coord, tensor in by_coord.items():
         if tuple(tensor.shape) != spec.local_box(coord)[1] or tensor.dtype != spec.dtype:
-            raise PlacementError(four_parts(f"local tensor {tuple(tensor.shape)} {tensor.dtype} at {coord}", f"placements {spec.placements} make it {spec.local_box(coord)[1]} {spec.dtype}", "from_local(local, mesh, placements)", "give local tensors that differ only along the sharded dims"))
+            raise PlacementError(
+                four_parts(
+                    f"local tensor {tuple(tensor.shape)} {tensor.dtype} at {coord}",
+                    f"placements {spec.placements} make it {spec.local_box(coord)[1]} {spec.dtype}",
+                    "from_local(local, mesh, placements)",
+                    "give local tensors that differ only along the sharded dims",
+                )
+            )
     held = [by_coord[next(c for c in coords if spec.piece_of(c) == piece)] for piece in range(len(spec.boxes))]
     return moving.put_pieces(cls, spec, held)
 

@@ -40,7 +40,8 @@ def create(func: Any, args: tuple, options: dict[str, Any]) -> Tensor:
         options: ``device_mesh``, ``placements``, ``requires_grad``, ``generator``, and the factory's own keywords.
     """
     mesh = options.pop("device_mesh", None) or default_mesh()
-    placements = tuple(options.pop("placements", None) or (REPLICATE,) * mesh.ndim)
+    placements = options.pop("placements", None)
+    placements = (REPLICATE,) * mesh.ndim if placements is None else tuple(placements)
     requires_grad, generator = options.pop("requires_grad", False), options.pop("generator", None)
     kwargs = {k: v for k, v in options.items() if v is not None}
     client = current_client()
@@ -96,23 +97,24 @@ def from_local(local: construct.Pieces, device_mesh: DeviceMesh, placements: Seq
     return construct.assemble(Tensor, local, device_mesh, placements)
 
 
-def _shape(size: tuple) -> list[int]:
+def _shape(size: tuple, options: dict[str, Any]) -> list[int]:
+    size = size or (options.pop("size", ()),)
     return list(size[0]) if len(size) == 1 and isinstance(size[0], list | tuple) else [int(n) for n in size]
 
 
 def zeros(*size: Any, **options: Any) -> Tensor:
     """Zeros of a global shape. Options as ``torch.zeros``, plus ``device_mesh`` and ``placements``."""
-    return create(_aten.zeros.default, (_shape(size),), _typed(options))
+    return create(_aten.zeros.default, (_shape(size, options),), _typed(options))
 
 
 def ones(*size: Any, **options: Any) -> Tensor:
     """Ones of a global shape. Options as ``torch.ones``, plus ``device_mesh`` and ``placements``."""
-    return create(_aten.ones.default, (_shape(size),), _typed(options))
+    return create(_aten.ones.default, (_shape(size, options),), _typed(options))
 
 
 def empty(*size: Any, **options: Any) -> Tensor:
     """Uninitialised memory of a global shape. Options as ``torch.empty``, plus ``device_mesh`` and ``placements``."""
-    return create(_aten.empty.memory_format, (_shape(size),), _typed(options))
+    return create(_aten.empty.memory_format, (_shape(size, options),), _typed(options))
 
 
 def full(size: Sequence[int], fill_value: Any, **options: Any) -> Tensor:
@@ -122,22 +124,24 @@ def full(size: Sequence[int], fill_value: Any, **options: Any) -> Tensor:
 
 def rand(*size: Any, **options: Any) -> Tensor:
     """Uniform numbers in [0, 1): for one seed, the same global values on every mesh and placement."""
-    return create(_aten.rand.default, (_shape(size),), _typed(options))
+    return create(_aten.rand.default, (_shape(size, options),), _typed(options))
 
 
 def randn(*size: Any, **options: Any) -> Tensor:
     """Standard normal numbers: for one seed, the same global values on every mesh and placement."""
-    return create(_aten.randn.default, (_shape(size),), _typed(options))
+    return create(_aten.randn.default, (_shape(size, options),), _typed(options))
 
 
-def randint(low: int, high: Any = None, size: Any = None, **options: Any) -> Tensor:
+def randint(low: int = 0, high: Any = None, size: Any = None, **options: Any) -> Tensor:
     """Integers in [low, high), or [0, low) when called as ``randint(high, size)``; int64 unless told."""
     if size is None:
         low, high, size = 0, low, high
+    elif high is None:
+        low, high = 0, low
     return create(_aten.randint.low, (low, high, list(size)), {"dtype": torch.int64, **options})
 
 
-def arange(start: Any, end: Any = None, step: Any = 1, **options: Any) -> Tensor:
+def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Any) -> Tensor:
     """Evenly spaced numbers from start (0 unless given) to end, as ``torch.arange``."""
     return create(_aten.arange.start_step, (0, start, step) if end is None else (start, end, step), options)
 

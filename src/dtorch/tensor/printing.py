@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import html as escape
 import math
+import re
 from typing import Any
+
+import torch
 
 from ..core.mesh import coordinates
 from ..core.spec import Spec
 
 _COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#9c755f")
 _WIDTH = 320
+_REPEATED = re.compile(r"(,\s+(dtype=[\w.]+|size=\([\d, ]*\)|device='[^']*'))+$")
 
 
 def text(tensor: Any) -> str:
     """The ``repr`` of a tensor; waits for its values."""
     spec: Spec = tensor._spec
-    body = repr(tensor.to_torch())
-    body = body.removeprefix("tensor(")[:-1].replace("\n       ", "\n              ")
-    grad = ", requires_grad=True" if tensor.requires_grad and tensor.is_leaf else f", grad_fn=<{tensor.grad_fn.name()}>" if tensor.grad_fn is not None else ""
-    return f"dtorch.Tensor({body},\n              shape={tuple(spec.shape)}, dtype={spec.dtype}, mesh={spec.mesh!r}, placements={list(spec.placements)}{grad})"
+    body = _REPEATED.sub("", repr(tensor.to_torch()).removeprefix("tensor(")[:-1]).replace("\n       ", "\n              ")
+    grad = ""
+    if tensor.grad_fn is not None:
+        grad = f", grad_fn=<{tensor.grad_fn.name()}>"
+    elif tensor.requires_grad:
+        grad = ", requires_grad=True"
+    head = "Parameter containing:\n" if isinstance(tensor, torch.nn.Parameter) else ""
+    where = f"mesh={spec.mesh!r}, placements={list(spec.placements)}"
+    return f"{head}dtorch.Tensor({body},\n              shape={tuple(spec.shape)}, dtype={spec.dtype}, {where}{grad})"
 
 
 def split_lines(spec: Spec) -> list[str]:
@@ -36,7 +45,11 @@ def split_lines(spec: Spec) -> list[str]:
 
 
 def _ids(devices: list[int]) -> str:
-    return "device " + str(devices[0]) if len(devices) == 1 else "devices " + ",".join(map(str, devices[:8])) + (",..." if len(devices) > 8 else "")
+    return (
+        "device " + str(devices[0])
+        if len(devices) == 1
+        else "devices " + ",".join(map(str, devices[:8])) + (",..." if len(devices) > 8 else "")
+    )
 
 
 def html(tensor: Any) -> str:
@@ -49,6 +62,12 @@ def html(tensor: Any) -> str:
         offset, size = spec.boxes[number]
         (y, x), (h, w) = (list(offset) + [0, 0])[:2], (list(size) + [1, 1])[:2]
         box = (x / max(cols, 1) * _WIDTH, y / max(rows, 1) * height, w / max(cols, 1) * _WIDTH, h / max(rows, 1) * height)
-        cells.append('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}" stroke="white"><title>{}</title></rect>'.format(*box, _COLOURS[number % len(_COLOURS)], escape.escape(line)))
-    head = escape.escape(f"shape {tuple(spec.shape)}, {spec.dtype}, {spec.mesh!r}, placements {list(spec.placements)}, {math.prod(spec.shape):,} elements")
+        cells.append(
+            '<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}" stroke="white"><title>{}</title></rect>'.format(
+                *box, _COLOURS[number % len(_COLOURS)], escape.escape(line)
+            )
+        )
+    head = escape.escape(
+        f"shape {tuple(spec.shape)}, {spec.dtype}, {spec.mesh!r}, placements {list(spec.placements)}, {math.prod(spec.shape):,} elements"
+    )
     return f'<div><code>{head}</code><br><svg width="{_WIDTH}" height="{height}">{"".join(cells)}</svg></div>'

@@ -144,7 +144,9 @@ class Tensor(torch.Tensor):
         return printing.text(self)
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if self.ndim == 0 and spec else repr(self)
+        if not spec:
+            return repr(self)
+        return format(self.item(), spec) if self.ndim == 0 else object.__format__(self, spec)
 
     def _repr_html_(self) -> str:
         return printing.html(self)
