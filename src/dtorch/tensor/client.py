@@ -50,6 +50,8 @@ class Client:
         self.next_plan = 1
         self.first = 0
         self.history: list[tuple[int, list[Site]]] = []
+        # A failed value may be read again long after the history of its call is gone.
+        self.failed: dict[int, Site] = {}
         self.plans: dict[int, Plan] = {}
         self.cache: dict[tuple, Any] = {}
         self.planned = 0
@@ -144,8 +146,10 @@ class Client:
         return reply.result
 
     def _remote_error(self, reply: Reply) -> RemoteError:
+        for failure in reply.failures:
+            self.failed.setdefault(failure.sequence, self._site_of(failure.sequence))
         failure = reply.failures[0]
-        site = describe_site(self._site_of(failure.sequence))
+        site = describe_site(self.failed[failure.sequence])
         more = f" ({len(reply.failures) - 1} more operators failed)" if len(reply.failures) > 1 else ""
         text = four_parts(
             f"{failure.operator} failed: {failure.message}{more}",

@@ -37,6 +37,10 @@ def describe_site(site: Site) -> str:
     """``file:line in function``."""
     if site is None:
         return "the autograd engine"
+    return f"{site[0].co_filename}:{line_of(site)} in {site[0].co_qualname}"
+
+
+def line_of(site: tuple[CodeType, int]) -> int:
+    """Line number in the site's file."""
     code, lasti = site
-    line = next((n for start, end, n in code.co_lines() if start <= lasti < end and n is not None), code.co_firstlineno)
-    return f"{code.co_filename}:{line} in {code.co_qualname}"
+    return next((n for start, end, n in code.co_lines() if start <= lasti < end and n is not None), code.co_firstlineno)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..core.errors import CommunicationForbidden, UsageError, four_parts
 from ..sharding.plan import Comm, Plan
-from .sites import Site, describe_site
+from .sites import Site, describe_site, line_of
 
 _MODES = ("allow", "warn", "forbid")
 
@@ -85,7 +85,9 @@ def communication(mode: str) -> Iterator[None]:
     """
     global _mode
     if mode not in _MODES:
-        raise UsageError(four_parts(f"communication({mode!r})", f"a mode is one of {_MODES}", "communication(mode)", "use one of these"))
+        raise UsageError(
+            four_parts(f"communication({mode!r})", f"a mode is one of {_MODES}", "communication(mode)", "use one of these")
+        )
     before, _mode = _mode, mode
     try:
         yield
@@ -102,7 +104,7 @@ def observe(plan: Plan, site: Site, explicit: bool = False) -> None:
         _apply_mode(plan, name, site)
         if plan.how == "replicated" and name not in _told:
             _told.add(name)
-            warnings.warn(f"{name} has no sharding rule: it ran on replicated inputs (said once per operator)", RuntimeWarning, stacklevel=4)
+            _warn(f"{name} has no sharding rule: it ran on replicated inputs (said once per operator)", site)
     for report in _reports:
         report.events += [Event(c, describe_site(site)) for c in plan.comms]
         if plan.how == "replicated" and not explicit:
@@ -114,6 +116,21 @@ def _apply_mode(plan: Plan, name: str, site: Site) -> None:
         return
     moved = "; ".join(f"{c.kind} over {c.axis}, {c.nbytes:,} bytes, {c.before} -> {c.after}" for c in plan.comms)
     if _mode == "warn":
-        warnings.warn(f"{name} communicates: {moved}", RuntimeWarning, stacklevel=4)
+        _warn(f"{name} communicates: {moved}", site)
     else:
-        raise CommunicationForbidden(four_parts(f"{name} needs {moved}", 'communication("forbid") allows no implicit redistribution', describe_site(site), "redistribute the inputs yourself, or allow communication here"))
+        raise CommunicationForbidden(
+            four_parts(
+                f"{name} needs {moved}",
+                'communication("forbid") allows no implicit redistribution',
+                describe_site(site),
+                "redistribute the inputs yourself, or allow communication here",
+            )
+        )
+
+
+def _warn(text: str, site: Site) -> None:
+    """Warn at the user's line, which no depth of the stack finds: it differs by operator."""
+    if site is None:
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    else:
+        warnings.warn_explicit(text, RuntimeWarning, site[0].co_filename, line_of(site))
