@@ -30,8 +30,9 @@ LAYERS: dict[str, set[str] | None] = {
     "training": CONSUMER,
     "rl": CONSUMER,
     "apps": CONSUMER,
+    "demo": CONSUMER,
     "testing": None,
-    "cli": None,
+    "cli": {FACADE, "demo"},
     "__init__": None,
 }
 

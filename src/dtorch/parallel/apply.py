@@ -83,7 +83,7 @@ def _place(module: nn.Module, layout: Layout) -> None:
                 new = shared[main] if main in shared else _global(old, layout.specs[full])
                 if main in layout.tied.values():
                     shared[main] = new
-                table[name] = new  # type: ignore[assignment]
+                table[name] = new
                 placed.add(id(new))
 
 

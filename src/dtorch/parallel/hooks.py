@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -141,18 +142,16 @@ class RootEntrance:
         batch = next((t.shape[0] for t in _tensors((args, kwargs)) if t.ndim), 0)
         if devices == 1 or batch < devices:
             return args, kwargs
-        args = tuple(_replaced(a, lambda t: self._split(t, batch, self.first)) for a in args)
-        named = {
-            k: _replaced(v, lambda t, k=k: self._split(t, batch, self.last if LABEL_WORD in k else self.first))
-            for k, v in kwargs.items()
-        }
-        return args, named
+        here, there = (partial(self._split, batch, mesh) for mesh in (self.first, self.last))
+        named = {k: _replaced(v, there if LABEL_WORD in k else here) for k, v in kwargs.items()}
+        return _replaced(args, here), named
 
-    def _split(self, tensor: torch.Tensor, batch: int, mesh: DeviceMesh) -> torch.Tensor:
-        if isinstance(tensor, Tensor) or tensor.ndim == 0:
+    def _split(self, batch: int, mesh: DeviceMesh, tensor: torch.Tensor) -> torch.Tensor:
+        # A tensor that wants its gradient stays what it is, or the gradient would end up on a copy.
+        if isinstance(tensor, Tensor) or tensor.ndim == 0 or tensor.requires_grad:
             return tensor
         by_axis = {DATA: Shard(0)} if tensor.shape[0] == batch else {}
-        return Tensor(tensor, device_mesh=mesh, placements=placements_on(mesh, by_axis), requires_grad=tensor.requires_grad)
+        return Tensor(tensor, device_mesh=mesh, placements=placements_on(mesh, by_axis))
 
 
 class RootExit:

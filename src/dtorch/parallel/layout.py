@@ -118,7 +118,7 @@ def _weight_rows(layout: Layout) -> list[tuple[str, ...]]:
         if name not in layout.tied:
             pattern = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)
             groups.setdefault((pattern, tuple(spec.shape), spec.placements), []).append(name)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for (pattern, shape, placements), names in groups.items():
         spec = layout.specs[names[0]]
         axes = zip(spec.mesh.axis_names(), placements, strict=True)

@@ -73,7 +73,7 @@ def find_layers(module: nn.Module) -> list[str]:
         lists = [
             n for n, m in modules.items() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1 and _weight(m) >= half
         ]
-    home = max(lists, key=lambda name: len(modules[name]), default="")  # type: ignore[arg-type]
+    home = max(lists, key=lambda name: len(modules[name]), default="")
     prefix = f"{home}." if home else ""
     return [prefix + name for name, child in modules[home].named_children() if lists or _weight(child)]
 

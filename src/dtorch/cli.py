@@ -1,0 +1,50 @@
+"""The command ``dtorch``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import dtorch
+from dtorch.demo import run_demo
+
+WRONG_USE = 2
+"""Exit code of a command that was asked for something impossible."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code: 0 done, 1 the answer is no, 2 wrong use, with the reason on stderr.
+
+    Args:
+        arguments: what follows ``dtorch`` on the command line; this process' own when omitted.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        return run_demo(options.prompt, options.mesh, options.tokens, options.device)
+    except dtorch.UsageError as error:
+        print(f"dtorch: {error}", file=sys.stderr)
+        return WRONG_USE
+    finally:
+        dtorch.shutdown()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dtorch", description=dtorch.__doc__)
+    parser.add_argument("--version", action="version", version=f"dtorch {dtorch.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    demo = commands.add_parser("demo", help="a real language model answers on a simulated mesh, as it does on plain PyTorch")
+    demo.add_argument("--prompt", help="your question, besides the capital of France")
+    demo.add_argument("--mesh", default="tp=2,pp=2", help="axes and devices, e.g. dp=1,tp=2,pp=2 (default: %(default)s)")
+    demo.add_argument("--tokens", type=_positive, default=48, help="length of an answer, at most (default: %(default)s)")
+    demo.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="what the mesh is simulated on (default: %(default)s)"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("a positive number is needed")
+    return number
