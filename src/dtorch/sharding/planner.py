@@ -13,6 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from ..core.errors import MeshError, four_parts
+from ..core.mesh import DeviceMesh
 from ..core.placements import REPLICATE, Partial, Placement, Placements
 from ..core.program import Scalar
 from ..core.spec import Spec, contiguous_stride
@@ -65,6 +66,7 @@ def plan_into(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str,
     builder.random |= draws(func, spec_args, spec_kwargs)
     home = _home(builder, values)
     if home is not None:
+        _check_device(builder, home, kwargs.get("device"))
         followers = iter([v if v.spec.mesh is home else redistribute(builder, v, Spec.make(home, (REPLICATE,) * home.ndim, v.spec.shape, v.spec.dtype)) for v in values])
         args, kwargs = replace_leaves((args, kwargs), Value, lambda _: next(followers))
         values = list(leaves((args, kwargs), Value))
@@ -88,6 +90,13 @@ def _home(builder: Builder, values: Sequence[Value]) -> Any:
         if v.spec.mesh is not home and v.spec.shape:
             raise MeshError(four_parts(f"{builder.operator} on a tensor on {home!r} and one on {v.spec.mesh!r}", MIXED_RULE, "the operator on your line", "bring one over with t.redistribute(device_mesh=...)"))
     return home
+
+
+def _check_device(builder: Builder, home: DeviceMesh, device: Any) -> None:
+    """A tensor's device is its mesh's: another type would be another mesh."""
+    if isinstance(device, torch.device) and device.type != home.device_type:
+        remedy = "bring the tensor to a mesh of that type with t.redistribute(device_mesh=...), or read it with t.to_torch()"
+        raise MeshError(four_parts(f"{builder.operator} to device {device}", f"a tensor on {home!r} stays on its mesh", "argument device", remedy))
 
 
 def _replicated(builder: Builder, value: Value) -> Value:

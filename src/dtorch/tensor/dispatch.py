@@ -102,9 +102,7 @@ class Entry:
 
 def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
     """``Tensor.__torch_dispatch__``: issue one operator call and wrap its results."""
-    operator = _operators.get(id(func))
-    if operator is None:
-        operator = _operators[id(func)] = Operator(func)
+    operator = _operators.get(id(func)) or operator_of(func)
     if operator.handler is not None:
         return operator.handler(cls, func, args, kwargs or {})
     client = current_client()
@@ -115,40 +113,45 @@ def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict[st
         kind = type(a)
         if kind is cls:
             value = a._value
-            if value.client is not client:
-                raise closed_error()
-            if value.group is not None and value.group.link is not None:
-                aliasing.refresh(value.group)
+            if value.group is not None or value.client is not client:
+                ready(value, client)
             key.append(a._spec)
             handles.append(value.handle)
         elif operator.changing and kind in _SCALARS:
             key.append(kind)
             scalars.append(a)
-        elif kind is list or kind is tuple:
-            if not _flatten(cls, client, a, key, handles):
+        elif kind is list or kind is tuple or isinstance(a, torch.Tensor):
+            if not _flatten(cls, client, (a,), key, handles):
                 return _mixed(cls, func, args, kwargs or {})
-        elif isinstance(a, torch.Tensor):
-            return _mixed(cls, func, args, kwargs or {})
         else:
             key.append(a)
             key.append(kind)
-    entry = client.cache.get(tuple(key))
-    if entry is None:
-        entry = plan(client, operator, tuple(key), args, kwargs or {})
+    entry = client.cache.get(tuple(key)) or plan(client, operator, tuple(key), args, kwargs or {})
     frame = _frame(1)
     site = current_site() if is_library(frame.f_code.co_filename) else (frame.f_code, frame.f_lasti)
     if not entry.simple:
         return finish(cls, client, operator, entry, Call(entry.number, handles, [], scalars), site, args, kwargs or {})
-    spec = entry.single
     handle = client.next_handle
     client.next_handle = handle + 1
     client.call(Call(entry.number, handles, [handle], scalars), site, entry.nbytes)
+    spec = entry.single
     out = _make(cls, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
-    out._spec = spec
-    out._value = value = Value(client, handle)
+    out._spec, out._value = spec, Value(client, handle)
     if entry.aliases:
-        value.group = args[0]._value.shared_group()
+        out._value.group = args[0]._value.shared_group()
     return out
+
+
+def ready(value: Value, client: Client) -> None:
+    """See that a value belongs to this session and, where it is a linked view, that it is up to date.
+
+    Raises:
+        SessionClosedError: its session is over.
+    """
+    if value.client is not client:
+        raise closed_error()
+    if value.group is not None and value.group.link is not None:
+        aliasing.refresh(value.group)
 
 
 def plan(client: Client, operator: Operator, key: tuple, args: tuple, kwargs: dict[str, Any]) -> Entry:
@@ -193,7 +196,8 @@ def finish(cls: type, client: Client, operator: Operator, entry: Entry, call: Ca
         aliasing.wrote(tensor)
     if made.tree is None:
         return described(cls, client, operator, made, outs)
-    results = [wrap(cls, spec, value) for spec, value in zip(made.outs, outs, strict=True)]
+    base = args[0] if operator.view else None
+    results = [wrap(cls, spec, value, base) for spec, value in zip(made.outs, outs, strict=True)]
     if operator.view:
         aliasing.connect(operator, made, results, args, moving.alias)
     if operator.returns_written:
@@ -234,10 +238,7 @@ def _flatten(cls: type, client: Client, items: Any, key: list[Any], handles: lis
     key.append(len(items))
     for a in items:
         if type(a) is cls:
-            if a._value.client is not client:
-                raise closed_error()
-            if a._value.group is not None:
-                aliasing.refresh(a._value.group)
+            ready(a._value, client)
             key.append(a._spec)
             handles.append(a._value.handle)
         elif isinstance(a, torch.Tensor):
