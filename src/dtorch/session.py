@@ -10,25 +10,33 @@ from .core.errors import UsageError, four_parts
 from .core.mesh import DeviceMesh
 from .tensor import client as clients
 from .tensor.client import Client
-from .transport.inprocess import InlineTransport
+from .transport.inprocess import InlineTransport, ThreadTransport
 from .worker.devices import Devices
 from .worker.executor import Executor
 
 
-def init(*, simulate: Mapping[str, int] | None = None) -> Client:
+_TRANSPORTS = {"inline": InlineTransport, "thread": ThreadTransport}
+
+
+def init(*, simulate: Mapping[str, int] | None = None, worker: str = "inline") -> Client:
     """Start an embedded session: one worker in this process, any number of logical devices.
 
     Without it, the first use of a tensor starts one.
 
     Args:
         simulate: logical devices by type that share one physical device, e.g. ``{"cuda": 8}``. A CPU mesh needs none.
+        worker: ``"inline"`` runs batches in the caller's thread, ``"thread"`` in a thread of their own. The results,
+            their order and the errors are the same.
 
     Raises:
-        UsageError: a session is running already.
+        UsageError: a session is running already, or an unknown kind of worker.
     """
+    if worker not in _TRANSPORTS:
+        rule = f"an embedded worker is one of {tuple(_TRANSPORTS)}"
+        raise UsageError(four_parts(f"worker={worker!r}", rule, "dtorch.init", "use one of these"))
     if clients.running() is not None:
         raise UsageError(four_parts("init() while a session is running", "one session at a time", "dtorch.init", "call dtorch.shutdown() first; its tensors' data is released then"))
-    client = _embedded(simulate)
+    client = _embedded(simulate, worker)
     clients.set_current(client)
     return client
 
@@ -46,9 +54,9 @@ def session() -> Client:
     return clients.current_client()
 
 
-def _embedded(simulate: Mapping[str, int] | None = None) -> Client:
+def _embedded(simulate: Mapping[str, int] | None = None, worker: str = "inline") -> Client:
     devices = Devices(simulate)
-    service = Service(InlineTransport(Executor(devices)), devices.check_mesh)
+    service = Service(_TRANSPORTS[worker](Executor(devices)), devices.check_mesh)
 
     def check(mesh: DeviceMesh) -> None:
         service.check_mesh(mesh.device_type, mesh.ids)

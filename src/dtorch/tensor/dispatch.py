@@ -21,6 +21,7 @@ from ..sharding.planner import Changing, plan_call
 from ..sharding.table import rule_for
 from . import aliasing, moving, watch
 from .client import Client, closed_error, current_client
+from .decompose import decomposed
 from .sites import current_site, is_library
 from .value import Value
 from .wrapper import make_wrapper as _make
@@ -135,10 +136,12 @@ def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict[st
     client.next_handle = handle + 1
     client.call(Call(entry.number, handles, [handle], scalars), site, entry.nbytes)
     spec = entry.single
+    if entry.aliases:
+        out = wrap(cls, spec, Value(client, handle), args[0])
+        out._value.group = args[0]._value.shared_group()
+        return out
     out = _make(cls, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
     out._spec, out._value = spec, Value(client, handle)
-    if entry.aliases:
-        out._value.group = args[0]._value.shared_group()
     return out
 
 
@@ -184,6 +187,10 @@ def finish(cls: type, client: Client, operator: Operator, entry: Entry, call: Ca
     ``source`` draws a random call's numbers.
     """
     made = entry.plan
+    if made.how == "replicated" and source is None:
+        parts = decomposed(made, operator.func, args, kwargs)
+        if parts is not None:
+            return parts
     watch.observe(made, site)
     written = aliasing.written_tensors(operator, args, kwargs)
     outs = [Value(client, client.new_handle()) for _ in made.define.outputs]
