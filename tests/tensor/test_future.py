@@ -126,13 +126,13 @@ def failing() -> TensorFuture:
 
 
 def test_errors_are_raised_by_get_and_by_await() -> None:
-    with pytest.raises(RemoteError, match="embedding|index"):
+    with pytest.raises(RemoteError, match="embedding"):
         failing().get()
 
     async def program() -> None:
         await failing()
 
-    with pytest.raises(RemoteError, match="embedding|index"):
+    with pytest.raises(RemoteError, match="embedding"):
         asyncio.run(program())
     assert dtorch.ones(2, device_mesh=MESH).tolist() == [1.0, 1.0]
 

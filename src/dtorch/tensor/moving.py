@@ -109,6 +109,8 @@ class Redistribute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
+        if not hasattr(grad, "_spec"):
+            return grad, None
         placements = [REPLICATE if isinstance(p, Partial) else p for p in ctx.source.placements]
         return redistributed(grad, ctx.source.mesh, placements), None
 

@@ -67,7 +67,6 @@ def html(tensor: Any) -> str:
                 *box, _COLOURS[number % len(_COLOURS)], escape.escape(line)
             )
         )
-    head = escape.escape(
-        f"shape {tuple(spec.shape)}, {spec.dtype}, {spec.mesh!r}, placements {list(spec.placements)}, {math.prod(spec.shape):,} elements"
-    )
+    where = f"{spec.mesh!r}, placements {list(spec.placements)}"
+    head = escape.escape(f"shape {tuple(spec.shape)}, {spec.dtype}, {where}, {math.prod(spec.shape):,} elements")
     return f'<div><code>{head}</code><br><svg width="{_WIDTH}" height="{height}">{"".join(cells)}</svg></div>'

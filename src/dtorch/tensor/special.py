@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 
 def shared(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """``detach`` and ``alias``: another wrapper over the same value; no instruction at all."""
-    return wrap(cls, args[0]._spec, args[0]._value)
+    return wrap(cls, args[0]._spec, args[0]._value, args[0])
 
 
 def read_scalar(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -110,9 +110,13 @@ def decomposed(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any
 
 
 def is_composite(func: Any) -> bool:
-    """Whether PyTorch defines the operator by others, and no rule plans it as one."""
+    """Whether PyTorch runs the operator as others, and no rule plans it as one.
+
+    Some have a kernel besides: that is what plain tensors run, and its last bits are not those of the parts.
+    """
     rule = rule_for(func)
-    return func._can_decompose() and not (rule is not None and rule.whole)
+    own_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU")
+    return func._can_decompose() and not own_kernel and not (rule is not None and rule.whole)
 
 
 def install() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -132,6 +133,12 @@ class Tensor(torch.Tensor):
         """The value as a future; the program goes on."""
         return moving.fetch_async(self)
 
+    def backward(self, gradient: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> None:
+        """As in PyTorch; a plain ``gradient`` is taken as replicated."""
+        if gradient is not None and not isinstance(gradient, Tensor):
+            gradient = Tensor(gradient, device_mesh=self.device_mesh)
+        super().backward(gradient, *args, **kwargs)
+
     def numpy(self, *, force: bool = False) -> Any:
         """The value as a NumPy array of the global shape; waits for it."""
         return self.to_torch().numpy(force=force)
@@ -151,12 +158,19 @@ class Tensor(torch.Tensor):
     def _repr_html_(self) -> str:
         return printing.html(self)
 
+    def __copy__(self) -> Tensor:
+        made = self.detach().requires_grad_(self.requires_grad)
+        made.__dict__.update(self.__dict__)
+        return made
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
-            copied = self.detach().clone().requires_grad_(self.requires_grad)
-            if isinstance(self, torch.nn.Parameter):
-                copied = torch.nn.Parameter(copied, self.requires_grad)
-            memo[id(self)] = copied
+            if not self.is_leaf:
+                raise RuntimeError("Only tensors created by the user (graph leaves) can be deep-copied; copy t.detach() instead")
+            copied = memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+            if self.grad is not None:
+                copied.grad = copy.deepcopy(self.grad, memo)
+            copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
