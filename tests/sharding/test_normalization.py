@@ -17,21 +17,21 @@ def norm(x, w=None, b=None):
 
 
 def test_layer_norm():
-    check(norm, values(4, 3, 6), values(6, seed=1), values(6, seed=2), grad=True, limit=40)
+    check(norm, values(4, 3, 6), values(6, seed=1), values(6, seed=2), grad=True, limit=20)
 
 
 def test_layer_norm_without_weight_or_bias():
-    check(norm, values(4, 6), grad=True, limit=40)
-    check(norm, values(4, 6), values(6, seed=1), grad=True, limit=40)
-    check(lambda x, b: norm(x, None, b), values(4, 6), values(6, seed=1), grad=True, limit=40)
+    check(norm, values(4, 6), grad=True, limit=20)
+    check(norm, values(4, 6), values(6, seed=1), grad=True, limit=20)
+    check(lambda x, b: norm(x, None, b), values(4, 6), values(6, seed=1), grad=True, limit=20)
 
 
 def test_layer_norm_of_one_row():
-    check(norm, values(6), values(6, seed=1), values(6, seed=2), grad=True, limit=40)
+    check(norm, values(6), values(6, seed=1), values(6, seed=2), grad=True, limit=20)
 
 
 def test_two_normalised_dims():
-    check(lambda x, w, b: F.layer_norm(x, (4, 6), w, b), values(3, 4, 6), values(4, 6, seed=1), values(4, 6, seed=2), grad=True, limit=40)
+    check(lambda x, w, b: F.layer_norm(x, (4, 6), w, b), values(3, 4, 6), values(4, 6, seed=1), values(4, 6, seed=2), grad=True, limit=20)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -57,11 +57,11 @@ def test_backward_gives_what_is_asked_for(mask):
     def fn(g, x, mean, rstd, w, b):
         return [t for t in _aten.native_layer_norm_backward.default(g, x, [6], mean, rstd, w, b, mask) if t is not None]
 
-    check(fn, values(4, 6, seed=3), x, mean, rstd, w, b, limit=40)
+    check(fn, values(4, 6, seed=3), x, mean, rstd, w, b, limit=20)
 
 
 def test_rms_norm_as_torch_runs_it():
-    check(lambda x, w: F.rms_norm(x, (6,), w, 1e-5), values(4, 3, 6), values(6, seed=1), grad=True, rtol=1e-4, atol=1e-5, limit=40)
+    check(lambda x, w: F.rms_norm(x, (6,), w, 1e-5), values(4, 3, 6), values(6, seed=1), grad=True, rtol=1e-4, atol=1e-5, limit=20)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -73,7 +73,7 @@ def test_fused_rms_norm(dtype, eps):
         with torch.inference_mode():
             return _aten._fused_rms_norm.default(x, [6], w, eps)
 
-    check(fused, x, w, rtol=1e-2, atol=1e-2, limit=60)
+    check(fused, x, w, rtol=1e-2, atol=1e-2, limit=30)
     check(fused, x / 1000, rtol=1e-2, atol=1e-2, partial=())
 
 

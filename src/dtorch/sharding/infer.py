@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch._ops import OpOverload
 
 from ..core.spec import Spec
 from .call import OutMeta, leaves, replace_leaves, schema_of
+from .metakernels import CORRECTIONS, STAND_INS
 
 _DYNAMIC_TAGS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 # Their shape depends on data only where an index is a mask, which their meta kernels refuse.
@@ -43,37 +43,6 @@ def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tupl
     correct = CORRECTIONS.get(schema_of(func).name)
     outs = outs if correct is None else correct(outs, tuple(leaves((args, kwargs), Spec)))
     return outs, replace_leaves(result, torch.Tensor, lambda _: ...)
-
-
-def _batch_statistics(outs: tuple[OutMeta, ...], specs: tuple[Spec, ...]) -> tuple[OutMeta, ...]:
-    """Statistics of batch and layer normalisation: the meta kernels describe CUDA's also for the CPU."""
-    return outs if specs[0].mesh.device_type != "cpu" else _statistics(outs, specs)
-
-
-def _statistics(outs: tuple[OutMeta, ...], specs: tuple[Spec, ...]) -> tuple[OutMeta, ...]:
-    """Statistics have the input's dtype, but float32 where parameters have another."""
-    dtype = specs[0].dtype if all(s.dtype == specs[0].dtype for s in specs) else torch.float32
-    return (outs[0], *(OutMeta(m.shape, m.stride, dtype) for m in outs[1:]))
-
-
-CORRECTIONS: dict[str, Callable[[tuple[OutMeta, ...], tuple[Spec, ...]], tuple[OutMeta, ...]]] = {
-    "aten::native_layer_norm": _batch_statistics,
-    "aten::native_group_norm": _statistics,
-    "aten::_native_batch_norm_legit": _batch_statistics,
-}
-"""Where a meta kernel differs from the real one."""
-
-
-def _grouped_product(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
-    """A grouped product by a plain one of the same output: its meta kernel refuses dtypes that the CPU's kernel takes."""
-    if a.dtype == torch.bfloat16 or offs is None:
-        return torch.ops.aten._grouped_mm.default(a, b, offs, bias, out_dtype) if a.dtype == torch.bfloat16 else a @ b
-    groups = (offs.shape[0], *a.shape) if a.ndim == b.ndim == 2 else a.shape[-2:]
-    return a.expand(groups) @ b if a.ndim == b.ndim else (a if a.ndim == 2 else a[0]) @ (b if b.ndim == 2 else b[0])
-
-
-STAND_INS: dict[str, Callable[..., torch.Tensor]] = {"aten::_grouped_mm": _grouped_product}
-"""Operators whose meta kernel cannot be asked, and what is asked instead."""
 
 
 def _on_meta(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

@@ -9,7 +9,22 @@ from torch._ops import OpOverload
 
 from .call import schema_of
 from .rule import Rule, Table
-from .rules import creation, embedding, joining, matmul, moves, normalization, pointwise, reductions, shapes, slicing, softmax
+from .rules import (
+    classification,
+    creation,
+    embedding,
+    indexing,
+    joining,
+    losses,
+    matmul,
+    moves,
+    normalization,
+    pointwise,
+    reductions,
+    shapes,
+    slicing,
+    softmax,
+)
 
 FAMILIES: tuple[Table, ...] = (
     pointwise.TABLE,
@@ -20,9 +35,12 @@ FAMILIES: tuple[Table, ...] = (
     creation.TABLE,
     moves.TABLE,
     joining.TABLE,
+    indexing.TABLE,
     softmax.TABLE,
     normalization.TABLE,
     embedding.TABLE,
+    losses.TABLE,
+    classification.TABLE,
 )
 _custom: dict[str, Rule] = {}
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ...core.placements import REPLICATE, Partial
 from ...core.spec import Spec
 from ..builder import Builder, Value
+from ..call import OpCall, schema_of
 from ..redistribute import redistribute
 
 _aten = torch.ops.aten
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_NARROW = (torch.float16, torch.bfloat16)
+NARROW = (torch.float16, torch.bfloat16)
 
 
 def letters(ndim: int, whole: Sequence[int] = ()) -> list[str | None]:
@@ -49,7 +51,21 @@ def cast(builder: Builder, value: Value, dtype: torch.dtype) -> Value:
 
 def wide(builder: Builder, value: Value) -> Value:
     """Half and bfloat16 as float32, in which PyTorch's own kernels compute; others unchanged."""
-    return cast(builder, value, torch.float32) if value.spec.dtype in _NARROW else value
+    return cast(builder, value, torch.float32) if value.spec.dtype in NARROW else value
+
+
+def named(call: OpCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by schema name, tensors as values, defaults filled in."""
+    schema = schema_of(call.func)
+    values = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    return {**values, **{a.name: v for a, v in zip(schema.arguments, args, strict=False)}, **kwargs}
+
+
+def changed(call: OpCall, args: Sequence[Any], kwargs: Mapping[str, Any], **new: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of a call with some of them, by schema name, replaced."""
+    names = [a.name for a in schema_of(call.func).arguments]
+    positional = [new.pop(name, value) for name, value in zip(names, args, strict=False)]
+    return positional, {**kwargs, **new}
 
 
 def product(builder: Builder, first: Value, second: Value) -> Value:

@@ -13,8 +13,8 @@ from ..builder import Builder, Value
 from ..call import OpCall
 from ..labels import Candidate, Labels, PartialRow
 from ..rule import Rule
-from .compose import letters, sharded_on
-from .lookup import checked, located, varying
+from .compose import letters, named, sharded_on
+from .lookup import checked, column, located
 
 _aten = torch.ops.aten
 
@@ -31,15 +31,14 @@ class RowsOf(Labels):
 
     def steps(self, builder: Builder, call: OpCall, args: Any, kwargs: Any, outs: Sequence[Spec]) -> list[Value] | None:
         """Each piece looks up the rows it holds; the other rows of its result are zero."""
-        weight, numbers = args[0], args[1]
+        given = named(call, args, kwargs)
+        weight, numbers = given["weight"], given["indices"]
         if not sharded_on(weight.spec, [0]):
             return None
         checked(builder, numbers, weight.spec.shape[0], "index out of range in self")
         found = located(builder, numbers, weight.spec, 0)
         rows = builder.local(_aten.embedding.default, [weight, found.place], {}, outs)[0]
-        mask = found.outside.spec
-        column = varying(Spec.make(mask.mesh, mask.placements, (*mask.shape, 1), mask.dtype), ())
-        outside = builder.local(_aten.unsqueeze.default, [found.outside, -1], {}, [column])[0]
+        outside = column(builder, found.outside, len(numbers.spec.shape))
         return builder.local(_aten.masked_fill_.Scalar, [rows, outside, 0], {}, outs)
 
 

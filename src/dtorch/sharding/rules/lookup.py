@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...core.placements import Partial
+from ...core.placements import Partial, Shard
 from ...core.spec import Spec
 from ..builder import Builder, Value, Varying
 
@@ -23,7 +23,7 @@ class Found:
     """Where to look.
 
     Attributes:
-        place: a valid local number for every position.
+        place: a valid local number for every position; 0 where the piece is empty.
         outside: true where the piece does not hold the number.
     """
 
@@ -40,8 +40,13 @@ def varying(spec: Spec, axes: tuple[int, ...], dtype: torch.dtype | None = None)
 def located(builder: Builder, numbers: Value, table: Spec, dim: int) -> Found:
     """Find numbers in the pieces of a dim of ``table``; ``numbers`` are whole along the axes that split it."""
     spec = varying(numbers.spec, table.sharding_axes(dim))
-    start = Varying(lambda coord: table.local_box(coord)[0][dim])
-    last = Varying(lambda coord: table.local_box(coord)[1][dim] - 1)
+
+    def run(coord: tuple[int, ...]) -> tuple[int, int]:
+        (offset, size), beyond = table.local_box(coord), -table.shape[dim] - 1
+        # Seen from beyond, no number lies inside, so an empty piece holds none.
+        return (offset[dim], size[dim] - 1) if size[dim] else (beyond, 0)
+
+    start, last = Varying(lambda coord: run(coord)[0]), Varying(lambda coord: run(coord)[1])
     shifted = builder.local(_aten.sub.Scalar, [numbers, start], {}, [spec])[0]
     place = builder.local(_aten.clamp.default, [shifted, 0, last], {}, [spec])[0]
     outside = builder.local(_aten.ne.Tensor, [place, shifted], {}, [varying(spec, (), torch.bool)])[0]
@@ -59,3 +64,11 @@ def checked(builder: Builder, numbers: Value, count: int, message: str, ignored:
     placements = [Partial("min") if a in mask.axes else p for a, p in enumerate(mask.placements)]
     everywhere = builder.local(_aten.all.default, [fine], {}, [Spec.make(mask.mesh, placements, (), torch.bool)])[0]
     builder.local(_aten._assert_async.msg, [everywhere, message], {}, [])
+
+
+def column(builder: Builder, value: Value, dim: int) -> Value:
+    """The value with one more dim, of size 1."""
+    spec = value.spec
+    placements = [Shard(p.dim + 1, p.sizes) if isinstance(p, Shard) and p.dim >= dim else p for p in spec.placements]
+    widened = Spec.make(spec.mesh, placements, (*spec.shape[:dim], 1, *spec.shape[dim:]), spec.dtype)
+    return builder.local(_aten.unsqueeze.default, [value, dim], {}, [widened])[0]

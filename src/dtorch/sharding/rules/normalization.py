@@ -11,7 +11,7 @@ from ..builder import Builder, Value
 from ..call import OpCall
 from ..labels import Labels
 from ..rule import ProgramFn, Rule
-from .compose import aligned, average, cast, letters, product, settled, sharded_on, total, wide
+from .compose import aligned, average, cast, letters, named, product, settled, sharded_on, wide
 
 _aten = torch.ops.aten
 
@@ -61,24 +61,29 @@ def inverse_root(builder: Builder, square: Value, eps: float) -> Value:
 def layer_norm(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Value]:
     """(x - mean) * rstd * weight + bias, mean and variance from sums over the pieces."""
     dims = normalised_dims(call)
-    x = wide(builder, settled(builder, args[0]))
+    given = named(call, args, kwargs)
+    x = wide(builder, settled(builder, given["input"]))
     mean = average(builder, x, dims)
     centred = builder.op(_aten.sub.Tensor, x, mean)
     rstd = inverse_root(builder, average(builder, product(builder, centred, centred), dims), call.arg("eps"))
     out = product(builder, centred, rstd)
-    out = out if args[2] is None else product(builder, out, settled(builder, args[2]))
-    out = out if args[3] is None else builder.op(_aten.add.Tensor, out, settled(builder, args[3]))
+    if given["weight"] is not None:
+        out = product(builder, out, settled(builder, given["weight"]))
+    if given["bias"] is not None:
+        out = builder.op(_aten.add.Tensor, out, settled(builder, given["bias"]))
     return [cast(builder, v, m.dtype) for v, m in zip((out, mean, rstd), call.outs, strict=True)]
 
 
 def rms_norm(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Value]:
     """x * rstd * weight, the mean square from sums over the pieces."""
     dims = normalised_dims(call)
-    x = wide(builder, settled(builder, args[0]))
+    given = named(call, args, kwargs)
+    x = wide(builder, settled(builder, given["input"]))
     eps = call.arg("eps", torch.finfo(x.spec.dtype).eps)
     rstd = inverse_root(builder, average(builder, product(builder, x, x), dims), eps)
     out = product(builder, x, rstd)
-    out = out if args[2] is None else product(builder, out, settled(builder, args[2]))
+    if given["weight"] is not None:
+        out = product(builder, out, settled(builder, given["weight"]))
     return [cast(builder, v, m.dtype) for v, m in zip((out, rstd), call.outs, strict=True)]
 
 
@@ -92,19 +97,20 @@ def placed_alike(builder: Builder, grad: Value, x: Value, dims: Sequence[int]) -
 
 def layer_norm_backward(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Value]:
     """Gradients of ``layer_norm``: two small all-reduces for the input's."""
-    dims = normalised_dims(call)
-    grad, x = placed_alike(builder, args[0], args[1], dims)
-    grad, mean, rstd = wide(builder, grad), settled(builder, args[3]), settled(builder, args[4])
+    given = named(call, args, kwargs)
+    grad, x = placed_alike(builder, given["grad_out"], given["input"], normalised_dims(call))
+    mean, rstd = settled(builder, given["mean"]), settled(builder, given["rstd"])
     unit = product(builder, builder.op(_aten.sub.Tensor, wide(builder, x), mean), rstd)
-    return _gradients(builder, call, grad, unit, rstd, args[5], centred=True)
+    return _gradients(builder, call, wide(builder, grad), unit, rstd, given["weight"], centred=True)
 
 
 def rms_norm_backward(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Value]:
     """Gradients of ``rms_norm``: one small all-reduce for the input's."""
-    grad, x = placed_alike(builder, args[0], args[1], normalised_dims(call))
-    rstd = settled(builder, args[3])
+    given = named(call, args, kwargs)
+    grad, x = placed_alike(builder, given["grad_out"], given["input"], normalised_dims(call))
+    rstd = settled(builder, given["rstd"])
     unit = product(builder, wide(builder, x), rstd)
-    return _gradients(builder, call, wide(builder, grad), unit, rstd, args[4], centred=False)
+    return _gradients(builder, call, wide(builder, grad), unit, rstd, given["weight"], centred=False)
 
 
 def _gradients(builder: Builder, call: OpCall, grad: Value, unit: Value, rstd: Value, weight: Value | None, centred: bool) -> list[Value]:

@@ -1,0 +1,99 @@
+"""Negative log likelihood and cross entropy against plain torch: weights, ignored targets, split classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dtorch
+from dtorch import RemoteError, Replicate, Shard, init_device_mesh
+from tests.sharding.harness import check, not_replicated, place, values
+
+REDUCTIONS = ["none", "mean", "sum"]
+TARGET = torch.tensor([0, 9, 3, -100, 5, 7, 3])
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_nll_loss(reduction):
+    check(lambda x, t: F.nll_loss(x, t, reduction=reduction), values(7, 10), TARGET, grad=True, limit=30)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_nll_loss_with_weights(reduction):
+    x, w = values(7, 10), values(10, seed=1).abs() + 0.125
+    check(lambda x, t, w: F.nll_loss(x, t, w.detach(), reduction=reduction, ignore_index=3), x, TARGET.relu(), w, grad=True, limit=30)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_one_target(reduction):
+    w = values(10, seed=1).abs() + 0.125
+    check(lambda x, t: F.nll_loss(x, t, reduction=reduction), values(10), torch.tensor(7), grad=True)
+    check(lambda x, t, w: F.nll_loss(x, t, w.detach(), reduction=reduction), values(10), torch.tensor(7), w, grad=True, limit=15)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_images(reduction):
+    target = torch.arange(12).view(2, 2, 3) % 5
+    target[0, 1, 2] = -100
+    x, w = values(2, 5, 2, 3), values(5, seed=1).abs() + 0.125
+    check(lambda x, t: F.nll_loss(x, t, reduction=reduction), x, target, grad=True, limit=25)
+    check(lambda x, t, w: F.nll_loss(x, t, w.detach(), reduction=reduction), x, target, w, grad=True, limit=15)
+    check(lambda x, t: F.cross_entropy(x, t, reduction=reduction), x[:, :, 0], target[:, 0], grad=True, limit=15)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_every_target_ignored(reduction):
+    check(lambda x, t: F.nll_loss(x, t, reduction=reduction), values(7, 10), torch.full((7,), -100), grad=True, limit=30)
+
+
+def test_no_targets():
+    empty = torch.empty(0, dtype=torch.long)
+    check(lambda x, t: F.nll_loss(x, t), values(0, 10), empty, grad=True, limit=30)
+
+
+def test_small_unsigned_targets():
+    target = torch.tensor([0, 200, 99, 255, 255], dtype=torch.uint8)
+    check(lambda x, t: F.nll_loss(x, t, ignore_index=255), values(5, 250), target, grad=True, limit=30)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_cross_entropy(reduction, smoothing):
+    def fn(x, t, w=None):
+        return F.cross_entropy(x, t, w, reduction=reduction, label_smoothing=smoothing)
+
+    check(fn, values(7, 10), TARGET, grad=True, limit=15)
+    check(fn, values(7, 10), TARGET, values(10, seed=1).abs() + 0.125, limit=15, rule=False)
+
+
+def test_cross_entropy_of_probabilities():
+    probabilities = values(7, 10, seed=1).softmax(-1)
+    check(lambda x, p: F.cross_entropy(x, p), values(7, 10), probabilities, grad=True, limit=15)
+    check(lambda x, p: F.cross_entropy(x, p, label_smoothing=0.1), values(7, 10), probabilities, grad=True, limit=20)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_cross_entropy_dtypes(dtype):
+    check(lambda x, t: F.cross_entropy(x, t), values(7, 10, dtype=dtype), TARGET, grad=True, limit=15, partial=(), rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("wrong", [-1, 10, 100])
+def test_a_target_that_is_no_class_is_an_error(wrong):
+    mesh = init_device_mesh("cpu", (2, 2))
+    x = place(values(2, 10), mesh, (Replicate(), Shard(1)))
+    with pytest.raises(RemoteError, match="out of bounds"):
+        F.nll_loss(x, torch.tensor([0, wrong])).to_torch()
+
+
+def test_split_logits_are_not_gathered():
+    mesh = init_device_mesh("cpu", (2, 2))
+    x = place(values(8, 1000), mesh, (Shard(0), Shard(1))).requires_grad_()
+    target = dtorch.Tensor(torch.arange(8) * 120, device_mesh=mesh, placements=[Shard(0), Replicate()])
+
+    def step():
+        loss = F.cross_entropy(x, target)
+        return torch.autograd.grad(loss, x)[0]
+
+    grad = not_replicated(step, at_most_nbytes=8 * 4 * 20)
+    assert grad.placements == x.placements
