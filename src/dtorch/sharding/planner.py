@@ -42,6 +42,8 @@ def plan_call(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Plan:
         Whatever PyTorch raises for arguments that do not fit.
     """
     specs = tuple(leaves((args, kwargs), Spec))
+    if specs and not any(s.axes or s.mesh is not specs[0].mesh for s in specs):
+        return _plan_unsplit(func, args, kwargs, specs)
     builder = Builder(operator_name(func), specs, plan_into)
     values = iter(builder.inputs)
     args, kwargs = replace_leaves((args, kwargs), Spec, lambda _: next(values))
@@ -52,6 +54,28 @@ def plan_call(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Plan:
     aliases = is_view(func) and len(builder.steps) == 1 and not builder.comms and not written_args(func)
     known = tuple(v.spec for v in outs) if tree is not None else ()
     return Plan(builder.define(outs), known, tree, tuple(builder.comms), how, builder.meshes[0], aliases)
+
+
+def _plan_unsplit(func: OpOverload, args: tuple, kwargs: dict[str, Any], specs: tuple[Spec, ...]) -> Plan:
+    """The plan where nothing varies over the mesh: the operator itself, once."""
+    builder, mesh = Builder(operator_name(func), specs, plan_into), specs[0].mesh
+    given = replace_leaves((args, kwargs), Changing, lambda c: c.value)
+    _check_device(builder, mesh, given[1].get("device"))
+    inferred = infer_outputs(func, *given)
+    builder.random = draws(func, *given)
+    whole = (REPLICATE,) * mesh.ndim
+    if inferred is None:
+        outs = [Spec.make(mesh, whole, (), specs[0].dtype)] * len(schema_of(func).returns)
+    else:
+        outs = [Spec.make(mesh, whole, m.shape, m.dtype, m.stride) for m in inferred[0]]
+    values = iter(builder.inputs)
+    args, kwargs = replace_leaves((args, kwargs), Spec, lambda _: next(values))
+    args, kwargs = replace_leaves((args, kwargs), Changing, lambda c: Scalar(c.index))
+    results = builder.local(func, args, kwargs, outs, mesh)
+    if returns_written(func):
+        return Plan(builder.define([]), (), (), (), "rule", mesh, False)
+    tree, known = (None, ()) if inferred is None else (inferred[1], tuple(outs))
+    return Plan(builder.define(results), known, tree, (), "rule", mesh, is_view(func) and not written_args(func))
 
 
 def plan_into(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[list[Value], Any]:
@@ -260,6 +284,9 @@ class _Planning:
     def _functional_results(self, functional: OpOverload) -> list[Value]:
         outs = {a.name for a in schema_of(self.call.func).arguments if a.is_out}
         kwargs = {k: v for k, v in self.kwargs.items() if k not in outs}
+        for argument in schema_of(self.call.func).arguments[len(self.args) :]:
+            if argument.has_default_value() and argument.default_value is not None:
+                kwargs.setdefault(argument.name, argument.default_value)
         results, _ = plan_into(self.builder, functional, self.args, kwargs)
         return results
 

@@ -68,9 +68,27 @@ class Chooser:
         if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python):
             # Nothing could be watched here, so the choice waits.
             return boxed(self.operator)(*args, **kwargs)
-        chosen = fastest(self.operator, args, kwargs)
+        pattern = (self.operator, _pattern(args), tuple(kwargs), _pattern(kwargs.values()))
+        chosen = _chosen.get(pattern)
+        if chosen is None:
+            chosen = _chosen[pattern] = fastest(self.operator, args, kwargs)
         self.settle(chosen)
         return chosen(*args, **kwargs)
+
+
+_chosen: dict[tuple, Callable[..., Any]] = {}
+"""The choice for each operator and pattern of argument types: a binding picks its overload by types alone."""
+
+
+def _pattern(args: Iterable[Any]) -> tuple:
+    """Types of arguments; of a list its length and the types of its items; of a tensor whether it is 0-d."""
+    return tuple([_kind(a) for a in args])
+
+
+def _kind(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return Tensor, argument.ndim == 0
+    return (list, _pattern(argument)) if isinstance(argument, list | tuple) else type(argument)
 
 
 class _Seen(BaseException):
