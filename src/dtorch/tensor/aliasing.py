@@ -11,6 +11,7 @@ from ..core.errors import UsageError, four_parts
 from ..sharding.call import leaves, schema_of
 from ..sharding.plan import Plan
 from .value import Group, Link
+from .wrapper import wrap
 
 _aten = torch.ops.aten
 Scatter = Callable[..., Any]
@@ -22,19 +23,41 @@ def refresh(group: Group) -> None:
     if link is None:
         return
     base_group = link.base._value.group
-    if base_group.link is not None:
-        refresh(base_group)
+    refresh(base_group)
     if base_group.version != link.seen:
         link.seen = base_group.version
+        group.version += 1
         _aten.copy_.default(link.root, link.view(link.base))
 
 
 def written_tensors(operator: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-    """The tensors that a call writes, in schema order."""
+    """The tensors that a call writes, in schema order.
+
+    Raises:
+        UsageError: one of them is a copy for a view, and no inverse is known by which its base could be written too.
+    """
     if not operator.written:
         return []
     placed = dict(zip([a.name for a in schema_of(operator.func).arguments], args, strict=False)) | kwargs
-    return [t for name in operator.written for t in leaves(placed.get(name), torch.Tensor)]
+    written = [t for name in operator.written for t in leaves(placed.get(name), torch.Tensor)]
+    for tensor in written:
+        group = tensor._value.group
+        while group is not None and group.link is not None:
+            if group.link.scatter is None:
+                raise _cannot_be_carried_back(group.link)
+            group = group.link.base._value.group
+    return written
+
+
+def _cannot_be_carried_back(link: Link) -> UsageError:
+    return UsageError(
+        four_parts(
+            f"a write to a view of a tensor placed as {list(link.base._spec.placements)}",
+            "this kind of view is a copy under these placements, and a write to it cannot be carried back",
+            "the in-place operator on your line",
+            "write to the base tensor, or redistribute it to Replicate() first",
+        )
+    )
 
 
 def wrote(tensor: Any) -> None:
@@ -44,12 +67,10 @@ def wrote(tensor: Any) -> None:
         return
     group.version += 1
     link = group.link
-    if link is None:
-        return
-    if link.scatter is None:
-        raise UsageError(four_parts(f"a write to a view of a tensor placed as {list(link.base._spec.placements)}", "this kind of view is a copy under these placements, and a write to it cannot be carried back", "the in-place operator on your line", "write to the base tensor, or redistribute it to Replicate() first"))
-    _aten.copy_.default(link.base, link.scatter(link.base, link.root))
-    link.seen = link.base._value.group.version
+    if link is not None:
+        assert link.scatter is not None
+        _aten.copy_.default(link.base, link.scatter(link.base, link.root))
+        link.seen = link.base._value.group.version
 
 
 def connect(operator: Any, plan: Plan, results: list[Any], args: tuple, alias: Callable[[Any], Any]) -> None:
@@ -65,7 +86,13 @@ def connect(operator: Any, plan: Plan, results: list[Any], args: tuple, alias: C
             continue
         group = result._value.group = Group()
         view, scatter = _view_of(operator.func, args[1:], number), _scatter_of(operator.func, args, number)
-        group.link = Link(base, alias(result), view, scatter, base_group.version)
+        group.link = Link(_apart(base), _apart(alias(result)), view, scatter, base_group.version)
+
+
+def _apart(tensor: Any) -> Any:
+    """A wrapper of one's own, outside autograd: what the user does to his (``t_``, ``requires_grad_``) does not matter here."""
+    with torch.inference_mode(False):
+        return wrap(type(tensor), tensor._spec, tensor._value)
 
 
 def _view_of(func: Any, rest: tuple, number: int) -> Callable[[Any], Any]:
@@ -102,6 +129,12 @@ def _permuted_back(base: Any, view: Any, a: dict[str, Any], number: int) -> Any:
     return _aten.permute.default(view, [order.index(d) for d in range(base.ndim)])
 
 
+def _windows_back(base: Any, view: Any, a: dict[str, Any], number: int) -> Any:
+    places = torch.arange(base.numel()).view(base.shape).unfold(a["dimension"], a["size"], a["step"]).reshape(-1)
+    flat = _aten.reshape.default(base, [-1])
+    return _aten.reshape.default(flat.index_put((places,), _aten.reshape.default(view, [-1])), list(base.shape))
+
+
 def _reshaped_back(base: Any, view: Any, a: dict[str, Any], number: int) -> Any:
     return _aten.reshape.default(view, list(base.shape))
 
@@ -122,6 +155,9 @@ INVERSES: dict[str, Scatter] = {
     "split_with_sizes": _into_part,
     "diagonal": lambda base, view, a, n: _aten.diagonal_scatter.default(base, view, a["offset"], a["dim1"], a["dim2"]),
     "as_strided": lambda base, view, a, n: _aten.as_strided_scatter.default(base, view, a["size"], a["stride"], a.get("storage_offset")),
+    "unfold": _windows_back,
+    "_conj": lambda base, view, a, n: _aten._conj_physical.default(view),
+    "_neg_view": lambda base, view, a, n: _aten.neg.default(view),
     "view_as_real": lambda base, view, a, n: _aten.view_as_complex.default(view),
     "view_as_complex": lambda base, view, a, n: _aten.view_as_real.default(view),
 }

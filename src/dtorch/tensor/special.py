@@ -8,7 +8,7 @@ import torch
 
 from ..core.program import Call, Draw
 from ..core.spec import Spec
-from ..sharding.call import leaves, replace_leaves, schema_of, written_args
+from ..sharding.call import functional_of, leaves, replace_leaves, returns_written, schema_of, written_args
 from ..sharding.table import rule_for
 from . import dispatch, foreach, moving
 from .client import current_client
@@ -40,12 +40,21 @@ def compared(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
 def reshaped_in_place(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """``squeeze_``, ``t_`` and their kin: the tensor becomes its own view."""
     tensor = args[0]
-    schema = schema_of(func)
-    packet = getattr(_aten, schema.name.removeprefix("aten::").removesuffix("_"))
-    view = getattr(packet, schema.overload_name or "default")(*args, **kwargs)
+    view = functional_of(func)(*args, **kwargs)
     with torch._C._DisableTorchDispatch():
         func(*args, **kwargs)
     tensor._spec, tensor._value = view._spec, view._value
+    return tensor
+
+
+def resized(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``resize_``: the tensor gets memory of its own, replicated; as in PyTorch, what is new in it has no defined value."""
+    tensor, size = args[0], args[1]
+    count = torch.Size(size).numel()
+    flat = _aten.reshape.default(tensor, [-1])
+    if count > tensor.numel():
+        flat = _aten.cat.default([flat, _aten.new_empty.default(tensor, [count - tensor.numel()])])
+    tensor.data = moving.replicated(_aten.slice.Tensor(flat, 0, 0, count)).clone().view(size)
     return tensor
 
 
@@ -96,12 +105,15 @@ def mixed(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
     result = func(*replace_leaves(args, torch.Tensor, promote), **replace_leaves(kwargs, torch.Tensor, promote))
     placed = dict(zip([a.name for a in schema_of(func).arguments], args, strict=False)) | kwargs
-    for name in written_args(func):
-        for t in leaves(placed.get(name), torch.Tensor):
-            if type(t) is not cls:
-                t.copy_(moving.fetch_whole(promoted[id(t)]))
-                result = t
-    return result
+    written = leaves([placed.get(name) for name in written_args(func)], torch.Tensor)
+    for t in written:
+        if type(t) is not cls:
+            if t.shape != promoted[id(t)].shape:
+                t.resize_(promoted[id(t)].shape)
+            t.copy_(moving.fetch_whole(promoted[id(t)]))
+    if not returns_written(func):
+        return result
+    return written[0] if len(written) == 1 else tuple(written)
 
 
 def decomposed(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -126,8 +138,9 @@ def install() -> None:
         handlers[func] = shared
     handlers[_aten._local_scalar_dense.default] = read_scalar
     handlers[_aten.equal.default] = compared
+    handlers[_aten.resize_.default] = resized
     families = dispatch.HANDLER_FAMILIES
-    families.append((lambda f: torch.Tag.inplace_view in f.tags and f is not _aten.resize_.default, reshaped_in_place))
+    families.append((lambda f: torch.Tag.inplace_view in f.tags, reshaped_in_place))
     families.append((foreach.is_foreach, foreach.one_by_one))
     families.append((is_composite, decomposed))
     families.append((lambda f: torch.Tag.nondeterministic_seeded in f.tags, drawn))
