@@ -228,7 +228,7 @@ def combinations(
         yield from itertools.product(*choices)
         return
     draw = random.Random(0)
-    for number in draw.sample(range(total), limit):
+    for number in (draw.randrange(total) for _ in range(limit)):
         chosen = []
         for row in choices:
             number, at = divmod(number, len(row))

@@ -54,7 +54,8 @@ class Labels:
         shape_args: schema argument names that hold the global shape of an output, by output number.
         instead: operator and non-tensor arguments to run on the pieces in place of the call's own.
         alike: by label, numbers of the outputs that every piece computes whole and alike when that label is sharded.
-        nonempty: labels that may not have an empty shard (a maximum over nothing is undefined).
+        nonempty: labels that may not have an empty shard (a maximum over nothing is undefined); where one has, the balanced
+            cut is offered instead.
     """
 
     inputs: Sequence[Dims]
@@ -95,7 +96,9 @@ class Labels:
         outer = cuts.get(label) or (self._length(label, specs),)
         sizes = self._sizes(label, axis, specs, outer, k)
         if label in self.nonempty and 0 in sizes:
-            return None
+            sizes = tuple(s for n in outer for s in balanced(n, k))
+            if 0 in sizes:
+                return None
         outputs: list[Placement] = []
         for number, dims in enumerate(self.outputs):
             placement: Placement | None = _shard_of(dims, label, sizes, outer, k)

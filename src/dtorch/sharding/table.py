@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from .call import schema_of
 from .rule import Rule, Table
 from .rules import (
+    attention,
     classification,
     creation,
     embedding,
@@ -20,6 +21,7 @@ from .rules import (
     moves,
     normalization,
     pointwise,
+    random,
     reductions,
     shapes,
     slicing,
@@ -39,8 +41,10 @@ FAMILIES: tuple[Table, ...] = (
     softmax.TABLE,
     normalization.TABLE,
     embedding.TABLE,
+    attention.TABLE,
     losses.TABLE,
     classification.TABLE,
+    random.TABLE,
 )
 _custom: dict[str, Rule] = {}
 

@@ -1,0 +1,124 @@
+"""Fused attention: batch, heads and, without a causal mask, query positions may be sharded; keys and values are whole.
+
+Shapes: query (b, h, s, d), key and value (b, g, t, d) with h a multiple of g, mask broadcast to (b, h, s, t). A label ``g``
+counts groups of h / g query heads that share one key and value head, so a cut never parts a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...core.spec import Spec
+from ..builder import Builder, Value
+from ..call import OpCall, schema_of
+from ..labels import Dim, Labels
+from ..rule import Rule
+from .compose import changed, named
+
+_aten = torch.ops.aten
+ALIGNMENT = 16
+"""The memory-efficient CUDA kernel wants rows of the mask to start at multiples of this many elements."""
+
+_QUERY = ("query", "grad_out", "grad_out_", "out")
+_KEY = ("key", "value")
+_MASK = ("attn_mask", "attn_bias")
+
+
+class Attention(Labels):
+    """Attention kernels run as they are; a mask that was copied is first laid out as its kernel wants it."""
+
+    def steps(self, builder: Builder, call: OpCall, args: Any, kwargs: Any, outs: Sequence[Spec]) -> list[Value] | None:
+        """Pad the rows of the memory-efficient kernel's mask, and run the kernel."""
+        mask = named(call, args, kwargs).get("attn_bias")
+        if mask is None or not call.func.overloadpacket.__name__.startswith("_scaled_dot_product_efficient"):
+            return None
+        length = mask.spec.shape[-1]
+        if length % ALIGNMENT == 0:
+            return None
+        wide = [*mask.spec.shape[:-1], length + ALIGNMENT - length % ALIGNMENT]
+        padded = Spec.make(mask.spec.mesh, mask.spec.placements, wide, mask.spec.dtype)
+        rows = builder.local(_aten.constant_pad_nd.default, [mask, [0, wide[-1] - length]], {}, [padded])[0]
+        rows = builder.local(_aten.slice.Tensor, [rows, -1, 0, length], {}, [mask.spec])[0]
+        args, kwargs = changed(call, args, kwargs, attn_bias=rows)
+        return builder.local(call.func, args, kwargs, outs)
+
+
+def tensor_names(call: OpCall) -> list[str]:
+    """Schema names of the tensor arguments, in the order of ``call.specs``."""
+    names = [a.name for a in schema_of(call.func).arguments]
+    given = [*zip(names, call.args, strict=False), *call.kwargs.items()]
+    return [name for name, value in given if isinstance(value, Spec)]
+
+
+class Dims:
+    """Labels of every kind of tensor in one attention call."""
+
+    def __init__(self, call: OpCall, positions: bool) -> None:
+        query, key = call.arg("query").shape, call.arg("key").shape
+        self.full = (query[0], query[1], query[2])
+        shared = query[1] // max(key[1], 1)
+        heads: Dim = ("g", shared) if shared > 1 else "g"
+        self.query: list[Dim] = ["b", heads, "s" if positions and not call.arg("is_causal") else None, None]
+        self.key: list[Dim] = ["b", "g", None, None]
+
+    def rows(self, shape: Sequence[int]) -> list[Dim]:
+        """A tensor of one number per query: (b, h, s) with, maybe, a last 1."""
+        return [*self.query[:3], *[None] * (len(shape) - 3)]
+
+    def mask(self, shape: Sequence[int]) -> list[Dim]:
+        """A mask: (b, h, s, t) or (s, t), None where a 1 is stretched."""
+        full = [*self.full, None][4 - len(shape) :]
+        dims = self.query[4 - len(shape) :]
+        return [c if n == m else None for c, n, m in zip(dims, shape, full, strict=True)]
+
+    def of(self, name: str, shape: Sequence[int]) -> list[Dim]:
+        """A tensor argument by name; what is neither of query, key nor mask kind is whole."""
+        if name in _QUERY:
+            return self.query
+        if name in _KEY:
+            return self.key
+        if name in _MASK:
+            return self.mask(shape)
+        return self.rows(shape) if name == "logsumexp" else [None] * len(shape)
+
+
+def forward(positions: bool) -> Any:
+    """Rule of a forward kernel: (output, logsumexp, state that no piece's results depend on)."""
+
+    def shard(call: OpCall) -> Labels:
+        dims = Dims(call, positions)
+        inputs = [dims.of(n, s.shape) for n, s in zip(tensor_names(call), call.specs, strict=True)]
+        rest = [[None] * len(m.shape) for m in call.outs[2:]]
+        outputs = [dims.query, dims.rows(call.outs[1].shape), *rest]
+        alike = dict.fromkeys("bgs", tuple(range(2, len(outputs))))
+        return Attention(inputs, outputs, nonempty=frozenset("bgs"), alike=alike)
+
+    return shard
+
+
+def backward(positions: bool) -> Any:
+    """Rule of a backward kernel: gradients of query, key, value and, where asked for, the mask."""
+
+    def shard(call: OpCall) -> Labels:
+        dims = Dims(call, positions)
+        inputs = [dims.of(n, s.shape) for n, s in zip(tensor_names(call), call.specs, strict=True)]
+        outputs = [dims.query, dims.key, dims.key, *[dims.mask(m.shape) for m in call.outs[3:]]]
+        return Attention(inputs, outputs, dict.fromkeys("bgs", "sum"), nonempty=frozenset("bgs"))
+
+    return shard
+
+
+def _pair(name: str, positions: bool = True) -> dict[str, Rule]:
+    return {name: Rule(forward(positions)), f"{name}_backward": Rule(backward(positions))}
+
+
+TABLE = {
+    **_pair("_scaled_dot_product_flash_attention_for_cpu"),
+    **_pair("_scaled_dot_product_flash_attention"),
+    **_pair("_scaled_dot_product_cudnn_attention"),
+    # Its logsumexp is padded to a multiple of 32 positions, so positions stay whole.
+    **_pair("_scaled_dot_product_efficient_attention", positions=False),
+}
