@@ -15,12 +15,13 @@ import torch
 
 from ...core.placements import REPLICATE, Partial, Placement, Shard
 from ...core.spec import Spec
-from ..builder import Builder, Value, Varying
+from ..builder import Builder, Value
 from ..call import OpCall, leaves, replace_leaves, written_args
 from ..labels import Candidate, Labels
 from .compose import sharded_on
+from .leafwise import with_room
 from .lookup import Found, checked, column, located
-from .pieces import KEPT, leaf_number, overlap, shards_of
+from .pieces import KEPT, by_leaf, lengths, overlap, resized, shards_of
 from .pieces import leaves as leaves_of
 
 _aten = torch.ops.aten
@@ -110,7 +111,7 @@ class Indexed:
         outside: Value,
         outs: Sequence[Spec],
     ) -> list[Value]:
-        room = _with_room(builder, held, {d: lambda n: int(n == 0) for d in places})
+        room = with_room(builder, held, {d: [int(n == 0) for n in lengths(held.spec, d)] for d in places})
         args, kwargs = self._placed(tree, room, places)
         out = builder.local(call.func, args, kwargs, outs)[0]
         for _ in range(self.trailing):
@@ -127,18 +128,18 @@ class Indexed:
         outside: Value,
         outs: Sequence[Spec],
     ) -> list[Value]:
-        room = _with_room(builder, held, {d: lambda n: 1 for d in places})
+        room = with_room(builder, held, {d: [1 for _ in lengths(held.spec, d)] for d in places})
         spare: dict[int, Value] = {}
         for d, place in places.items():
-            end = Varying(lambda coord, d=d: held.spec.local_box(coord)[1][d])
+            end = by_leaf(held.spec, d, lengths(held.spec, d))
             spare[d] = builder.local(
                 _aten.masked_fill.Scalar, [place, outside, end], {}, [_broadcast(place.spec, outside.spec, place.spec.dtype)]
             )[0]
         args, kwargs = self._placed(tree, room, spare)
         out = builder.local(call.func, args, kwargs, [room.spec])[0]
         for d in places:
-            end = Varying(lambda coord, d=d: held.spec.local_box(coord)[1][d])
-            out = builder.local(_aten.slice.Tensor, [out, d, 0, end], {}, [_resized(out.spec, d, _lengths(held.spec, d))])[0]
+            end = by_leaf(held.spec, d, lengths(held.spec, d))
+            out = builder.local(_aten.slice.Tensor, [out, d, 0, end], {}, [resized(out.spec, d, lengths(held.spec, d))])[0]
         if written_args(call.func):
             builder.local(_aten.copy_.default, [held, out], {}, [held.spec])
             return [held]
@@ -155,36 +156,6 @@ class Indexed:
             return held if number == 0 else inverse.get(number, value)
 
         return replace_leaves(tree, Value, swap)
-
-
-def _lengths(spec: Spec, dim: int) -> list[int]:
-    return [n for _, n in leaves_of(spec, dim)]
-
-
-def _resized(spec: Spec, dim: int, sizes: Sequence[int]) -> Spec:
-    """The spec with other leaf sizes along a dim that it splits."""
-    split = shards_of(spec.mesh, dim, spec.sharding_axes(dim), sizes)
-    shape = (*spec.shape[:dim], sum(sizes), *spec.shape[dim + 1 :])
-    return Spec.make(spec.mesh, [split.get(a, p) for a, p in enumerate(spec.placements)], shape, spec.dtype)
-
-
-def _with_room(builder: Builder, value: Value, extra: Mapping[int, Any]) -> Value:
-    """The value with so many more elements, of any value, at the end of each leaf: ``extra[dim](leaf size)``."""
-    ndim = len(value.spec.shape)
-    rows = {d: [fn(n) for n in _lengths(value.spec, d)] for d, fn in extra.items()}
-    if not any(any(row) for row in rows.values()):
-        return value
-    spec = value.spec
-    for d, row in rows.items():
-        spec = _resized(spec, d, [n + more for n, more in zip(_lengths(value.spec, d), row, strict=True)])
-    last = min(rows)
-
-    def pad(coord: tuple[int, ...]) -> list[int]:
-        return [
-            n for d in range(ndim - 1, last - 1, -1) for n in (0, rows[d][leaf_number(value.spec, d, coord)] if d in rows else 0)
-        ]
-
-    return builder.local(_aten.constant_pad_nd.default, [value, Varying(pad)], {}, [spec])[0]
 
 
 def _either(builder: Builder, first: Value, second: Value) -> Value:

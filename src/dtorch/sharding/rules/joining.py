@@ -84,7 +84,7 @@ def _common(values: Sequence[Value], dim: int) -> list[Placement]:
         for v in values:
             kind = _kind(v.spec.placements[axis])
             weights[kind] = weights.get(kind, 0) + v.spec.nbytes
-        best = max(weights, key=lambda p, weights=weights: (weights[p], p != REPLICATE))
+        best = max(weights.items(), key=lambda item: (item[1], item[0] != REPLICATE))[0]
         mixed = len(weights) > 1 or len({v.spec.dtype for v in values}) > 1
         if isinstance(best, Shard) and best.dim != dim:
             best = _sized(values, axis, best, out)
@@ -192,7 +192,7 @@ def repeated(call: OpCall) -> Labels:
     old, repeats = call.specs[0].shape, call.arg("repeats")
     skip = len(repeats) - len(old)
     dims = letters(len(old), [d for d in range(len(old)) if repeats[skip + d] != 1])
-    return Labels([dims], [[None] * skip + dims], partial=_ONE)
+    return Labels([dims], [[*[None] * skip, *dims]], partial=_ONE)
 
 
 @dataclass(frozen=True)

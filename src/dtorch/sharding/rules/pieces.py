@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...core.mesh import DeviceMesh, coordinates
-from ...core.placements import REPLICATE, Partial, Shard, balanced
+from ...core.placements import REPLICATE, Shard, balanced
 from ...core.spec import Box, Spec
 from ..builder import Varying
 from ..call import OpCall
@@ -33,6 +35,11 @@ def leaves(spec: Spec, dim: int) -> list[Segment]:
         offset, size = spec.local_box(at(spec.mesh, axes, place))
         out.append((offset[dim], size[dim]))
     return out
+
+
+def lengths(spec: Spec, dim: int) -> list[int]:
+    """Sizes of the leaves of a dim."""
+    return [size for _, size in leaves(spec, dim)]
 
 
 def leaf_number(spec: Spec, dim: int, coord: Sequence[int]) -> int:
@@ -59,6 +66,18 @@ def shards_of(mesh: DeviceMesh, dim: int, axes: Sequence[int], sizes: Sequence[i
         k = mesh.shape[a]
         sizes = [sum(sizes[i : i + k]) for i in range(0, len(sizes), k)]
     return out
+
+
+def resized(spec: Spec, dim: int, sizes: Sequence[int], dtype: torch.dtype | None = None) -> Spec:
+    """The spec of a tensor like another but for other leaf sizes along a dim, and perhaps another dtype; row-major."""
+    split = shards_of(spec.mesh, dim, spec.sharding_axes(dim), sizes)
+    shape = (*spec.shape[:dim], sum(sizes), *spec.shape[dim + 1 :])
+    return Spec.make(spec.mesh, [split.get(a, p) for a, p in enumerate(spec.placements)], shape, dtype or spec.dtype)
+
+
+def by_leaf(spec: Spec, dim: int, values: Sequence[Any]) -> Varying:
+    """A local argument that each device takes from a list, by the leaf of a dim that it holds."""
+    return Varying(lambda coord: values[leaf_number(spec, dim, coord)])
 
 
 def balanced_leaves(mesh: DeviceMesh, axes: Sequence[int], n: int) -> list[int]:
@@ -145,9 +164,7 @@ class Kept:
             return {}
         fn = self.local
         names = fn(ins[0].boxes[0])
-        return {name: Varying(lambda coord, name=name: fn(ins[0].local_box(coord))[name]) for name in names}
+        return {name: self._argument(fn, ins[0], name) for name in names}
 
-
-def whole_partials(placements: Sequence[Any]) -> tuple[Any, ...]:
-    """Placements with partial axes replicated."""
-    return tuple(REPLICATE if isinstance(p, Partial) else p for p in placements)
+    def _argument(self, fn: Callable[[Box], Mapping[str, Any]], spec: Spec, name: str) -> Varying:
+        return Varying(lambda coord: fn(spec.local_box(coord))[name])

@@ -222,7 +222,11 @@ class Spread:
             return {"input_sizes": list(size), **self.local(offset[self.onto.dim], segment)}
 
         names = arguments((0,) * ins[0].mesh.ndim)
-        return {name: Varying(lambda coord, name=name: arguments(coord)[name]) for name in names}
+        return {name: _named(arguments, name) for name in names}
+
+
+def _named(arguments: Callable[[tuple[int, ...]], Mapping[str, Any]], name: str) -> Varying:
+    return Varying(lambda coord: arguments(coord)[name])
 
 
 def slice_spread(call: OpCall) -> Spread:
