@@ -74,6 +74,7 @@ def best_along(op: OpOverload, with_values: bool) -> ProgramFn:
             # Among equals the first row wins, and in it the first column: the order of the flattened input.
             row = builder.op(_aten.mul.Scalar, at, math.prod(call.specs[0].shape[d + 1 :]))
             place = builder.op(_aten.add.Tensor, builder.op(_aten.gather.default, place, d, at), row)
+        assert place is not None
         results = [best, place] if with_values else [place]
         return results if call.arg("keepdim") else [builder.op(_aten.squeeze.dims, v, dims) for v in results]
 

@@ -5,7 +5,6 @@ Only one number per piece and row is sent. Every other dim may be split at no co
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -17,12 +16,10 @@ from ..call import OpCall
 from ..labels import LINEAR_OPS, Labels, PartialRow
 from ..rule import ProgramFn, Rule
 from .compose import cast, letters, settled, sharded_on, wide
-from .leafwise import gathered, laid, part, part_of_whole, placed
+from .leafwise import gathered, laid, part, part_of_whole
 from .pieces import by_leaf, leaves, lengths, resized
 
 _aten = torch.ops.aten
-Total = Callable[[Builder, Value, int], Any]
-"""The operator and arguments that reduce a value along a dim, which is kept."""
 
 
 def scan(call: OpCall) -> Labels:
@@ -57,7 +54,7 @@ def running(op: OpOverload, total: OpOverload, as_list: bool, combine: OpOverloa
 
     def program(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Value] | None:
         dim = _split_dim(call, args[0])
-        if dim is None or call.outs[0].dtype.is_complex and combine is _aten.logaddexp.default:
+        if dim is None or (call.outs[0].dtype.is_complex and combine is _aten.logaddexp.default):
             return None
         x = wide(builder, cast(builder, settled(builder, args[0]), call.outs[0].dtype))
         own = builder.local(op, [x, dim], {}, [x.spec])[0]
