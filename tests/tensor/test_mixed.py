@@ -109,7 +109,12 @@ def test_the_same_plain_tensor_twice_in_one_call() -> None:
 
 
 def test_gradients_flow_through_plain_constants() -> None:
-    check(lambda x: (x * torch.arange(4.0) + torch.ones(5, 1)).masked_fill(torch.ones(5, 4).triu().bool(), 0.0), values(5, 4), grad=True, rule=False)
+    check(
+        lambda x: (x * torch.arange(4.0) + torch.ones(5, 1)).masked_fill(torch.ones(5, 4).triu().bool(), 0.0),
+        values(5, 4),
+        grad=True,
+        rule=False,
+    )
 
 
 def test_scalars_follow_the_mesh_of_the_others_and_whole_tensors_do_not() -> None:

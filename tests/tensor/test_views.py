@@ -147,7 +147,16 @@ def test_in_place_keeps_the_destination_s_placement() -> None:
     for p in placements_of(mesh, values(6, 4)):
         z = place(values(6, 4), mesh, p)
         before = z._spec
-        for write in (lambda t: t.add_(1), lambda t: t.copy_(torch.ones(4)), lambda t: t.mul_(dtorch.ones(6, 1, device_mesh=mesh)), lambda t: t.clamp_(-1, 1), lambda t: t.cumsum_(0), lambda t: t.masked_fill_(torch.eye(6, 4).bool(), 0), lambda t: t[0].zero_(), lambda t: torch.sum(z[None].clone(), 0, out=t)):
+        for write in (
+            lambda t: t.add_(1),
+            lambda t: t.copy_(torch.ones(4)),
+            lambda t: t.mul_(dtorch.ones(6, 1, device_mesh=mesh)),
+            lambda t: t.clamp_(-1, 1),
+            lambda t: t.cumsum_(0),
+            lambda t: t.masked_fill_(torch.eye(6, 4).bool(), 0),
+            lambda t: t[0].zero_(),
+            lambda t: torch.sum(z[None].clone(), 0, out=t),
+        ):
             write(z)
             assert z._spec is before
 
@@ -261,3 +270,34 @@ def test_in_place_random_and_partial_destinations() -> None:
     assert z.tolist()[2:4] == [5.0, 5.0]
     z.exp_()
     assert torch.allclose(z[:2].to_torch(), ((values(6)[:2] + 1) * 2).exp())
+
+
+@pytest.mark.parametrize("placement", [R, Shard(0)], ids=str)
+def test_out_is_resized_and_cast_as_in_torch(placement: object) -> None:
+    mesh = init_device_mesh("cpu", 2)
+    x = place(values(6, 4), mesh, (Shard(0),))
+    out = dtorch.empty(0, device_mesh=mesh, placements=[placement])
+    assert torch.add(x, 1, out=out) is out
+    assert torch.equal(out.to_torch(), values(6, 4) + 1)
+    assert dtorch.ones(0, device_mesh=mesh, placements=[placement]).add(1).shape == (0,)
+    wide = dtorch.empty(6, 4, dtype=torch.float64, device_mesh=mesh, placements=[placement])
+    assert torch.equal(torch.mul(x, 2, out=wide).to_torch(), values(6, 4).double() * 2) and wide.placements == (placement,)
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        torch.mul(x, 2, out=dtorch.empty(6, 4, dtype=torch.int64, device_mesh=mesh))
+    top, where = torch.max(x, 1, out=(dtorch.empty(6, device_mesh=mesh), dtorch.empty(0, dtype=torch.int64, device_mesh=mesh)))
+    assert torch.equal(top.to_torch(), values(6, 4).max(1).values) and torch.equal(where.to_torch(), values(6, 4).max(1).indices)
+
+
+def test_set_shares_memory() -> None:
+    mesh = init_device_mesh("cpu", 2)
+    x, y = place(values(6), mesh, (Shard(0),)), dtorch.zeros(2, device_mesh=mesh)
+    y.set_(x)
+    x.mul_(2)
+    assert torch.equal(y.to_torch(), values(6) * 2) and y.shape == (6,)
+
+
+def test_memory_of_this_process_is_refused_not_crashed() -> None:
+    x = place(values(6), init_device_mesh("cpu", 2), (Shard(0),))
+    for use in (lambda: x.share_memory_(), lambda: torch.from_dlpack(x)):
+        with pytest.raises(UsageError, match=r"to_torch\(\)"):
+            use()

@@ -119,6 +119,12 @@ def written_args(func: OpOverload) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=None)
+def has_out(func: OpOverload) -> bool:
+    """Whether the operator writes its results to ``out=`` arguments."""
+    return any(a.is_out for a in schema_of(func).arguments)
+
+
+@lru_cache(maxsize=None)
 def returns_written(func: OpOverload) -> bool:
     """Whether what the operator returns are the arguments it writes."""
     returns = schema_of(func).returns

@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from ..core.spec import Spec
-from .call import OutMeta, leaves, replace_leaves, schema_of
+from .call import OutMeta, has_out, leaves, replace_leaves, schema_of
 from .metakernels import CORRECTIONS, STAND_INS
 
 _DYNAMIC_TAGS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
@@ -27,8 +27,10 @@ def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tupl
     """
     if _is_dynamic(func):
         return None
-    meta_args = replace_leaves(args, Spec, lambda s: s.meta)
-    meta_kwargs = replace_leaves(kwargs, Spec, lambda s: s.meta)
+    # An ``out=`` argument may be resized, and the meta tensor of a spec is shared.
+    meta = _own_meta if has_out(func) else _shared_meta
+    meta_args = replace_leaves(args, Spec, meta)
+    meta_kwargs = replace_leaves(kwargs, Spec, meta)
     meta_args, meta_kwargs = _on_meta(func, meta_args, meta_kwargs)
     try:
         with torch.no_grad():
@@ -43,6 +45,14 @@ def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tupl
     correct = CORRECTIONS.get(schema_of(func).name)
     outs = outs if correct is None else correct(outs, tuple(leaves((args, kwargs), Spec)))
     return outs, replace_leaves(result, torch.Tensor, lambda _: ...)
+
+
+def _shared_meta(spec: Spec) -> torch.Tensor:
+    return spec.meta
+
+
+def _own_meta(spec: Spec) -> torch.Tensor:
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
 
 
 def _on_meta(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

@@ -119,7 +119,9 @@ def _into_slice(base: Any, view: Any, a: dict[str, Any], number: int) -> Any:
 
 def _into_part(base: Any, view: Any, a: dict[str, Any], number: int) -> Any:
     dim = a.get("dim", 0)
-    sizes = a.get("split_sizes") or [min(a["split_size"], base.shape[dim] - start) for start in range(0, base.shape[dim], a["split_size"])]
+    sizes = a.get("split_sizes") or [
+        min(a["split_size"], base.shape[dim] - start) for start in range(0, base.shape[dim], a["split_size"])
+    ]
     start = sum(sizes[:number])
     return _aten.slice_scatter.default(base, view, dim, start, start + sizes[number])
 
@@ -154,7 +156,9 @@ INVERSES: dict[str, Scatter] = {
     "split": _into_part,
     "split_with_sizes": _into_part,
     "diagonal": lambda base, view, a, n: _aten.diagonal_scatter.default(base, view, a["offset"], a["dim1"], a["dim2"]),
-    "as_strided": lambda base, view, a, n: _aten.as_strided_scatter.default(base, view, a["size"], a["stride"], a.get("storage_offset")),
+    "as_strided": lambda base, view, a, n: _aten.as_strided_scatter.default(
+        base, view, a["size"], a["stride"], a.get("storage_offset")
+    ),
     "unfold": _windows_back,
     "_conj": lambda base, view, a, n: _aten._conj_physical.default(view),
     "_neg_view": lambda base, view, a, n: _aten.neg.default(view),

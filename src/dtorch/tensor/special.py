@@ -8,7 +8,7 @@ import torch
 
 from ..core.program import Call, Draw
 from ..core.spec import Spec
-from ..sharding.call import functional_of, leaves, replace_leaves, returns_written, schema_of, written_args
+from ..sharding.call import functional_of, has_out, leaves, replace_leaves, returns_written, schema_of, written_args
 from ..sharding.table import rule_for
 from . import dispatch, foreach, moving
 from .client import current_client
@@ -58,6 +58,27 @@ def resized(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return tensor
 
 
+def into_out(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """An operator with ``out=``: its functional form, copied to where it was asked for, resized as PyTorch does."""
+    names = written_args(func)
+    given = dict(zip([a.name for a in schema_of(func).arguments], args, strict=False)) | kwargs
+    outs = leaves([given[name] for name in names], torch.Tensor)
+    results = functional_of(func)(*args, **{k: v for k, v in kwargs.items() if k not in names})
+    for out, result in zip(outs, leaves(results, torch.Tensor), strict=True):
+        if not torch.can_cast(result.dtype, out.dtype):
+            raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {out.dtype}")
+        if out.shape != result.shape:
+            _aten.resize_.default(out, list(result.shape))
+        _aten.copy_.default(out, result)
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def adopted(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``set_``: the tensor becomes a second hold on another's memory."""
+    args[0].data = args[1]
+    return args[0]
+
+
 def drawn(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """A random operator: the generator's state goes along and comes back, so every mesh draws the same numbers."""
     kwargs = dict(kwargs)
@@ -72,7 +93,9 @@ def drawn(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     entry = client.cache.get(key) or dispatch.plan(client, operator, key, args, kwargs)
     device = leaves((args, kwargs), cls)[0]._spec.device
     source = Source(generator, device) if entry.plan.define.random else None
-    return dispatch.finish(cls, client, operator, entry, Call(entry.number, handles, [], scalars), current_site(), args, kwargs, source)
+    return dispatch.finish(
+        cls, client, operator, entry, Call(entry.number, handles, [], scalars), current_site(), args, kwargs, source
+    )
 
 
 class Source:
@@ -139,7 +162,9 @@ def install() -> None:
     handlers[_aten._local_scalar_dense.default] = read_scalar
     handlers[_aten.equal.default] = compared
     handlers[_aten.resize_.default] = resized
+    handlers[_aten.set_.source_Tensor] = adopted
     families = dispatch.HANDLER_FAMILIES
+    families.append((lambda f: has_out(f) and functional_of(f) is not None, into_out))
     families.append((lambda f: torch.Tag.inplace_view in f.tags, reshaped_in_place))
     families.append((foreach.is_foreach, foreach.one_by_one))
     families.append((is_composite, decomposed))

@@ -173,6 +173,12 @@ class Tensor(torch.Tensor):
             copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return memo[id(self)]
 
+    def share_memory_(self) -> NoReturn:
+        raise _no_memory_here(self, "share_memory_()")
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise _no_memory_here(self, "DLPack export")
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise UsageError(
             four_parts(
@@ -194,6 +200,12 @@ class Tensor(torch.Tensor):
             other = Tensor(other, device_mesh=self.device_mesh, placements=self.placements)
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
         self._spec, self._value = other._spec, other._value
+
+
+def _no_memory_here(tensor: Tensor, wanted: str) -> UsageError:
+    given = f"{wanted} of a tensor of shape {tuple(tensor.shape)} on {tensor.device_mesh!r}"
+    rule = "its data lies on the devices of a session, not in this process"
+    return UsageError(four_parts(given, rule, "the method on your line", "use t.to_torch(), a plain copy, instead"))
 
 
 def _plain(data: Any) -> torch.Tensor:
