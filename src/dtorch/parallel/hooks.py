@@ -27,7 +27,7 @@ HANDLES = "_dtorch_hooks"
 
 
 def install(module: nn.Module, layout: Layout, plan: Plan) -> None:
-    """Hang the hooks: on the model, at the entrances of stages, and where a style gathers."""
+    """Hang the hooks: on the model, at the entrances of stages, and where a style asks for a whole output."""
     for handle in getattr(module, HANDLES, ()):
         handle.remove()
     moves = Moves()
@@ -38,8 +38,11 @@ def install(module: nn.Module, layout: Layout, plan: Plan) -> None:
     ]
     for name in entrances(layout, modules):
         handles.append(modules[name].register_forward_pre_hook(Entrance(layout.mesh_of(name), moves), with_kwargs=True))
-    for name in gathering(plan, modules):
-        handles.append(modules[name].register_forward_hook(gather_output))
+    for name, part in modules.items():
+        choice = plan.choice(name, "weight")
+        hook = OUTPUTS.get(STYLES[choice].output) if isinstance(choice, str) else None
+        if hook is not None:
+            handles.append(part.register_forward_hook(hook))
     setattr(module, HANDLES, handles)
 
 
@@ -58,11 +61,6 @@ def entrances(layout: Layout, modules: Mapping[str, nn.Module]) -> list[str]:
         if name in layers or (own_tensors(owner) and (layer is None or torn)):
             found.append(name)
     return found
-
-
-def gathering(plan: Plan, modules: Mapping[str, nn.Module]) -> list[str]:
-    """Modules whose output the plan wants whole."""
-    return [n for n in modules if isinstance(choice := plan.choice(n, "weight"), str) and STYLES[choice].gather]
 
 
 def _end(layout: Layout, modules: Mapping[str, nn.Module]) -> DeviceMesh:
@@ -169,6 +167,11 @@ def gather_output(module: nn.Module, args: tuple, output: Any) -> Any:
     return output if torch.is_grad_enabled() else _replaced(output, _whole_over_tp)
 
 
+def sum_output(module: nn.Module, args: tuple, output: Any) -> Any:
+    """Forward hook: a module's partial output is added up at once, not anew by each operator that uses it."""
+    return _replaced(output, lambda t: _whole_over_tp(t) if isinstance(t, Tensor) and t._spec.partial_axes else t)
+
+
 def _whole_over_tp(tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, Tensor) or TENSOR not in tensor.device_mesh.axis_names():
         return tensor
@@ -203,3 +206,6 @@ def _tensors(tree: Any) -> Iterable[torch.Tensor]:
     elif isinstance(tree, tuple | list | dict):
         for item in tree.values() if isinstance(tree, dict) else tree:
             yield from _tensors(item)
+
+
+OUTPUTS: dict[str | None, Callable[[nn.Module, tuple, Any], Any]] = {"gather": gather_output, "sum": sum_output}

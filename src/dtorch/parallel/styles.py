@@ -20,12 +20,13 @@ class Style:
     Attributes:
         side: ``"out"`` splits a weight's output features, ``"in"`` its input features, ``"rows"`` its dim 0; None keeps
             it whole.
-        gather: whether the module's output is made whole where no gradient is wanted.
+        output: ``"gather"`` makes the module's output whole where no gradient is wanted; ``"sum"`` adds up a partial
+            output at once, since more than one operator will use it; None leaves it as it comes.
         packed: whether the split dim holds several matrices one after the other.
     """
 
     side: str | None
-    gather: bool = False
+    output: str | None = None
     packed: bool = False
 
 
@@ -79,14 +80,14 @@ FEATURE_DIMS = (
 
 STYLES = {
     "colwise": Style("out"),
-    "colwise_gather_output": Style("out", gather=True),
-    "colwise_rep": Style("out", gather=True),
+    "colwise_gather_output": Style("out", output="gather"),
+    "colwise_rep": Style("out", output="gather"),
     "packed_colwise": Style("out", packed=True),
     "rowwise": Style("in"),
     "rowwise_split_input": Style("in"),
     "rowwise_rep": Style("in"),
     "packed_rowwise": Style("in", packed=True),
-    "embedding_rowwise": Style("rows"),
+    "embedding_rowwise": Style("rows", output="sum"),
     "embedding_colwise": Style("out"),
     "replicate": Style(None),
     "replicated": Style(None),

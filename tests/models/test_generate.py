@@ -1,0 +1,78 @@
+"""``generate()`` with the key/value cache: the tokens of plain PyTorch, greedy and sampled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import TextStreamer
+
+import dtorch
+from dtorch import DeviceMesh
+from tests.models.zoo import ANY_RULE, LANGUAGE_MODELS, MESHES, PAD, batch, llama, mesh_named, on_mesh
+
+pytestmark = ANY_RULE
+
+GREEDY = {"do_sample": False}
+SAMPLED = {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8}
+
+
+def tokens(model: nn.Module, inputs: dict[str, torch.Tensor], **options: Any) -> torch.Tensor:
+    torch.manual_seed(5)
+    out = model.generate(**inputs, max_new_tokens=8, pad_token_id=PAD, **options)
+    return out.to_torch() if isinstance(out, dtorch.Tensor) else out
+
+
+def first_row(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {k: v[1:] for k, v in inputs.items()}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_greedy(name: str, mesh: str) -> None:
+    model, inputs = LANGUAGE_MODELS[name](), batch()
+    assert torch.equal(tokens(on_mesh(model, mesh_named(mesh)), inputs, **GREEDY), tokens(model, inputs, **GREEDY))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_sampled(mesh: str) -> None:
+    model, inputs = llama(), batch()
+    assert torch.equal(tokens(on_mesh(model, mesh_named(mesh)), inputs, **SAMPLED), tokens(model, inputs, **SAMPLED))
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_batch_of_one(options: dict[str, Any]) -> None:
+    model, inputs = llama(), first_row(batch())
+    for mesh in (DeviceMesh("cpu"), mesh_named("dp=1,tp=2,pp=2"), mesh_named("dp=2,tp=2")):
+        assert torch.equal(tokens(on_mesh(model, mesh), inputs, **options), tokens(model, inputs, **options))
+
+
+def test_without_cache() -> None:
+    model, inputs = llama(), batch()
+    distributed = on_mesh(model, mesh_named("tp=2,pp=2"))
+    assert torch.equal(tokens(distributed, inputs, use_cache=False, **GREEDY), tokens(model, inputs, use_cache=False, **GREEDY))
+
+
+def test_scores_are_returned() -> None:
+    model, inputs = llama(), first_row(batch())
+    options = {"max_new_tokens": 3, "output_scores": True, "return_dict_in_generate": True, "pad_token_id": PAD, **GREEDY}
+    expected, out = model.generate(**inputs, **options), on_mesh(model, mesh_named("tp=2")).generate(**inputs, **options)
+    for a, b in zip(out.scores, expected.scores, strict=True):
+        torch.testing.assert_close(a.to_torch(), b, atol=1e-5, rtol=1e-5)
+
+
+class _Letters:
+    """Stands for a tokenizer: each token is a letter."""
+
+    def decode(self, ids: Any, **options: Any) -> str:
+        return "".join(chr(ord("a") + int(i) % 26) for i in (ids if isinstance(ids, list) else [ids]))
+
+
+def test_a_text_streamer_of_transformers_takes_our_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    model, inputs = llama(), first_row(batch())
+    tokens(model, inputs, streamer=TextStreamer(_Letters(), skip_prompt=True), **GREEDY)
+    expected = capsys.readouterr().out
+    tokens(on_mesh(model, mesh_named("tp=2,pp=2")), inputs, streamer=TextStreamer(_Letters(), skip_prompt=True), **GREEDY)
+    assert capsys.readouterr().out == expected != ""

@@ -1,0 +1,55 @@
+"""Layers to stages, and everything else to where it is used."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from dtorch import UsageError
+from dtorch.parallel.stages import assign_stages, find_layers
+from tests.models.zoo import bert, gpt2, llama, tied_llama
+
+
+def test_earlier_stages_take_the_extra_layers() -> None:
+    stages = assign_stages(llama(num_hidden_layers=7), 3)
+    assert [len(stages.layers_of(s)) for s in range(3)] == [3, 2, 2]
+    assert stages.layers_of(1) == ["model.layers.3", "model.layers.4"]
+
+
+def test_what_stands_outside_of_the_layers() -> None:
+    of = assign_stages(llama(num_hidden_layers=3), 3).of
+    assert (of["model.embed_tokens"], of["model.norm"], of["lm_head"]) == (0, 2, 2)
+    assert of["model.rotary_emb"] == 0, "it has no parameters, and its input is on the first stage"
+    assert of["model.layers.1.mlp.up_proj"] == 1
+
+
+def test_a_tied_module_joins_the_first() -> None:
+    of = assign_stages(tied_llama(), 2).of
+    assert of["lm_head"] == of["model.embed_tokens"] == 0
+    of = assign_stages(bert(), 2).of
+    assert of["cls.predictions.decoder"] == of["cls.predictions"] == 0, "the decoder's weight and bias are both tied"
+    assert of["cls.predictions.transform.dense"] == 1
+
+
+def test_layers_are_found_without_a_plan() -> None:
+    assert find_layers(gpt2()) == ["transformer.h.0", "transformer.h.1"]
+    assert find_layers(bert()) == ["bert.encoder.layer.0", "bert.encoder.layer.1"]
+    assert find_layers(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))) == ["0", "1", "2"]
+
+
+def test_a_module_without_a_list_has_its_children_as_layers() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act, self.second = nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)
+
+    assert find_layers(Net()) == ["first", "second"]
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"(?s)3 pipeline stages for 2 layers.*make pp at most 2"):
+        assign_stages(llama(), 3)
+
+
+def test_one_stage_needs_no_layers() -> None:
+    assert set(assign_stages(nn.Linear(2, 2), 1).of.values()) == {0}
