@@ -82,24 +82,31 @@ class Builder:
             self.meshes.append(mesh)
         return self.meshes.index(mesh)
 
-    def local(self, func: OpOverload | str, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[Spec], mesh: DeviceMesh | None = None) -> list[Value]:
+    def local(self, func: OpOverload | str, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[Spec | None], mesh: DeviceMesh | None = None) -> list[Value]:
         """Run an operator on local pieces, once per coordinate over every axis on which an argument or output varies.
 
         ``args`` may hold ``Value`` and ``Varying``. The caller vouches that the local results have the specs ``outs``;
-        along an axis on which an output does not vary, they are alike.
+        along an axis on which an output does not vary, they are alike. A None among ``outs`` is a result to drop.
         """
         values = _values((args, kwargs))
         varying = _contains((args, kwargs), Varying)
-        home = mesh or (values[0].spec.mesh if values else outs[0].mesh)
-        axes = sorted({a for v in values for a in v.spec.axes} | ({a for o in outs for a in o.axes} if varying or not values else set()))
-        assert all(set(spec.axes) <= set(axes) for spec in outs), f"{func}: outputs {outs} vary beyond axes {axes}"
-        results = [Value(self.new_slot(spec), spec) for spec in outs]
+        kept = [spec for spec in outs if spec is not None]
+        home = mesh or (values[0].spec.mesh if values else kept[0].mesh)
+        axes = sorted({a for v in values for a in v.spec.axes} | ({a for o in kept for a in o.axes} if varying or not values else set()))
+        assert all(set(spec.axes) <= set(axes) for spec in kept), f"{func}: outputs {kept} vary beyond axes {axes}"
+        slots = [self._dropped(axes, home) if spec is None else self.new_slot(spec) for spec in outs]
         coords = [_whole(home.ndim, axes, c) for c in coordinates([home.shape[a] for a in axes])] if varying else []
         written = replace_leaves((list(args), kwargs), Varying, lambda v: _vary([literal(v.fn(c)) for c in coords]))
         written = _literals(replace_leaves(written, Value, lambda v: Slot(v.slot)))
         name = func if isinstance(func, str) else operator_name(func)
-        self.steps.append(Local(name, written[0], written[1], [r.slot for r in results], axes, self.mesh_number(home)))
-        return results
+        self.steps.append(Local(name, written[0], written[1], slots, axes, self.mesh_number(home)))
+        return [Value(slot, spec) for slot, spec in zip(slots, outs, strict=True) if spec is not None]
+
+    def _dropped(self, axes: list[int], mesh: DeviceMesh) -> int:
+        """A slot for a result that nothing uses."""
+        self.axes.append(axes)
+        self.meshes_of.append(self.mesh_number(mesh))
+        return len(self.axes) - 1
 
     def collective(self, kind: str, value: Value, target: Spec, axis: int, dim: int = 0, sizes: Sequence[int] = (), op: str = "sum", nbytes: float = 0) -> Value:
         """Combine pieces along one axis; ``nbytes`` counts for the report, 0 where nothing moves."""

@@ -71,7 +71,7 @@ def _plan_unsplit(func: OpOverload, args: tuple, kwargs: dict[str, Any], specs: 
     values = iter(builder.inputs)
     args, kwargs = replace_leaves((args, kwargs), Spec, lambda _: next(values))
     args, kwargs = replace_leaves((args, kwargs), Changing, lambda c: Scalar(c.index))
-    results = builder.local(func, args, kwargs, outs, mesh)
+    results = builder.local(func, args, kwargs, _with_gaps(func, inferred and inferred[1], outs), mesh)
     if returns_written(func):
         return Plan(builder.define([]), (), (), (), "rule", mesh, False)
     tree, known = (None, ()) if inferred is None else (inferred[1], tuple(outs))
@@ -99,7 +99,15 @@ def plan_into(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str,
     metas, tree = inferred
     call = OpCall(func, *replace_leaves(replace_leaves((args, kwargs), Value, lambda v: v.spec), Changing, lambda c: Scalar(c.index)))
     object.__setattr__(call, "outs", metas)
-    return _Planning(builder, call, args, kwargs, values).run(), tree
+    return _Planning(builder, call, args, kwargs, values, tree).run(), tree
+
+
+def _with_gaps(func: OpOverload, tree: Any, outs: list[Spec]) -> Sequence[Spec | None]:
+    """The outputs by position, None where the call's result has none: some kernels give one there all the same."""
+    if not isinstance(tree, tuple) or None not in tree or any(str(r.type) != "Tensor" for r in schema_of(func).returns):
+        return outs
+    given = iter(outs)
+    return [None if item is None else next(given) for item in tree]
 
 
 def _home(builder: Builder, values: Sequence[Value]) -> Any:
@@ -139,10 +147,12 @@ def _opaque(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str, A
 class _Planning:
     """The planning of one operator call."""
 
-    def __init__(self, builder: Builder, call: OpCall, args: tuple, kwargs: dict[str, Any], values: list[Value]) -> None:
+    def __init__(self, builder: Builder, call: OpCall, args: tuple, kwargs: dict[str, Any], values: list[Value], tree: Any) -> None:
         self.builder, self.call, self.args, self.kwargs, self.values = builder, call, args, kwargs, values
+        self.tree = tree
         self.mesh = values[0].spec.mesh
         self.written = _written_inputs(call)
+        self.returned = self.written if returns_written(call.func) else []
         self.rule: Rule | None = None
 
     def run(self) -> list[Value]:
@@ -199,7 +209,7 @@ class _Planning:
 
     def kept(self, specs: Sequence[Spec], axis: int) -> Candidate:
         """On an axis of one device every placement is the same: outputs are replicated, inputs and destinations stay."""
-        outs = [specs[self.written[i]].placements[axis] if i < len(self.written) else REPLICATE for i in range(len(self.call.outs))]
+        outs = [specs[self.returned[i]].placements[axis] if i < len(self.returned) else REPLICATE for i in range(len(self.call.outs))]
         return Candidate(tuple(s.placements[axis] for s in specs), tuple(outs))
 
     def cheapest(self, candidates: Sequence[Candidate], axis: int, specs: Sequence[Spec]) -> Candidate | None:
@@ -223,11 +233,9 @@ class _Planning:
 
     def allowed(self, candidate: Candidate, axis: int, specs: Sequence[Spec]) -> bool:
         """A written tensor keeps its placement."""
-        for out, i in enumerate(self.written):
-            now = specs[i].placements[axis]
-            if candidate.inputs[i] != now or (out < len(candidate.outputs) and candidate.outputs[out] != now):
-                return False
-        return True
+        if any(candidate.inputs[i] != specs[i].placements[axis] for i in self.written):
+            return False
+        return all(candidate.outputs[out] == specs[i].placements[axis] for out, i in enumerate(self.returned))
 
     def emit(self, placements: tuple[list[Placements], list[Placements]], sharding: Any = None) -> list[Value]:
         """Redistribute the inputs as chosen and run the operator on the pieces."""
@@ -244,8 +252,8 @@ class _Planning:
         if getattr(sharding, "instead", None) is not None:
             func, extra = sharding.instead
             args, kwargs = (*ins, *extra), {}
-        results = self.builder.local(func, args, kwargs, outs, self.mesh)
-        for out, i in enumerate(self.written if returns_written(self.call.func) else ()):
+        results = self.builder.local(func, args, kwargs, _with_gaps(func, self.tree, outs), self.mesh)
+        for out, i in enumerate(self.returned):
             results[out] = self.values[i] if self.values[i].spec is outs[out] else Value(self.values[i].slot, outs[out])
         return results
 
@@ -271,7 +279,7 @@ class _Planning:
         """An operator that writes, where no row keeps the destination's placement: compute apart, then copy."""
         functional = functional_of(self.call.func)
         outs: list[Value] = []
-        if functional is not None and returns_written(self.call.func):
+        if functional is not None and self.returned:
             results = self._functional_results(functional)
         else:
             results, outs = self._replicated_results()
@@ -279,7 +287,7 @@ class _Planning:
             target = self.values[i]
             placed = redistribute(self.builder, result, result.spec.replace(target.spec.placements))
             self.builder.local("aten::copy_.default", [target, placed], {}, [target.spec], self.mesh)
-        return [self.values[i] for i in self.written] if returns_written(self.call.func) else outs
+        return [self.values[i] for i in self.written] if self.returned else outs
 
     def _functional_results(self, functional: OpOverload) -> list[Value]:
         outs = {a.name for a in schema_of(self.call.func).arguments if a.is_out}
@@ -299,7 +307,7 @@ class _Planning:
         moved = iter(whole)
         args, kwargs = replace_leaves((self.args, self.kwargs), Value, lambda _: next(moved))
         outs = [Spec.make(self.mesh, (REPLICATE,) * self.mesh.ndim, m.shape, m.dtype, m.stride) for m in self.call.outs]
-        fresh = self.builder.local(self.call.func, args, kwargs, outs, self.mesh)
+        fresh = self.builder.local(self.call.func, args, kwargs, _with_gaps(self.call.func, self.tree, outs), self.mesh)
         return [whole[i] for i in self.written], fresh
 
 

@@ -134,7 +134,7 @@ def spread(step: Local, results: Sequence[Any], slots: Slots) -> None:
     """Put the outputs of several results, one per coordinate, in the step's output slots."""
     if not step.outputs:
         return
-    rows = [tensors_of(r) for r in results]
+    rows = results if len(step.outputs) > 1 and returns_tensors(step) else [tensors_of(r) for r in results]
     for number, slot in enumerate(step.outputs):
         slots[slot] = [row[number] for row in rows]
 
