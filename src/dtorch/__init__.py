@@ -14,7 +14,7 @@ from .core.errors import (
 )
 from .core.mesh import DeviceMesh, init_device_mesh
 from .core.placements import Partial, Placement, Replicate, Shard
-from .parallel import parallelize
+from .parallel import nn, parallelize
 from .session import init, session, shutdown
 from .tensor.creation import (
     arange,
@@ -75,6 +75,7 @@ __all__ = [
     "init",
     "init_device_mesh",
     "linspace",
+    "nn",
     "ones",
     "ones_like",
     "parallelize",
