@@ -51,6 +51,11 @@ def _empty_mean(func: Callable[..., Any]) -> Callable[..., Any]:
     return stand_in
 
 
+def _nansum(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
+    """An empty list of dims means all, which its meta kernel takes for none."""
+    return _aten.nansum.default(self, dim or None, keepdim, dtype=dtype)
+
+
 CORRECTIONS: dict[str, Callable[[tuple[OutMeta, ...], tuple[Spec, ...]], tuple[OutMeta, ...]]] = {
     "aten::native_layer_norm": _batch_statistics,
     "aten::native_group_norm": _statistics,
@@ -59,6 +64,7 @@ CORRECTIONS: dict[str, Callable[[tuple[OutMeta, ...], tuple[Spec, ...]], tuple[O
 """Where a meta kernel differs from the real one."""
 
 STAND_INS: dict[str, Callable[..., Any]] = {
+    "aten::nansum": _nansum,
     "aten::_grouped_mm": _grouped_product,
     "aten::nll_loss_forward": _likelihood(_aten.nll_loss_forward.default),
     "aten::nll_loss_backward": _likelihood(_aten.nll_loss_backward.default),
