@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def reduced_dims(call: OpCall) -> tuple[int, ...]:
     return call.dims("dim", len(call.specs[0].shape))
 
 
-def reduction(op: str | None, partial: tuple[str, ...] = (), nonempty: bool = False) -> RuleFn:
+def reduction(op: str | None, partial: tuple[str, ...] = (), nonempty: bool = False) -> Callable[[OpCall], Labels]:
     """Rule of a reduction whose partial results combine by ``op`` (None: the reduced dims stay whole).
 
     Args:
