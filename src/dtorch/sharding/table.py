@@ -28,6 +28,7 @@ from .rules import (
     shapes,
     slicing,
     softmax,
+    statistics,
 )
 
 FAMILIES: tuple[Table, ...] = (
@@ -42,6 +43,7 @@ FAMILIES: tuple[Table, ...] = (
     indexing.TABLE,
     scans.TABLE,
     ranking.TABLE,
+    statistics.TABLE,
     softmax.TABLE,
     normalization.TABLE,
     embedding.TABLE,
