@@ -11,11 +11,9 @@ import torch
 
 import dtorch
 from dtorch import RemoteError, Shard, TensorFuture, init_device_mesh
-from dtorch.controller.service import Service
-from dtorch.tensor import client as clients
-from dtorch.tensor.client import Client
 from dtorch.transport.inprocess import ThreadTransport
 from dtorch.worker.executor import Executor
+from tests.tensor.sessions import own_session
 
 MESH = init_device_mesh("cpu", 2)
 
@@ -39,15 +37,12 @@ class HeldExecutor(Executor):
 @pytest.fixture
 def held() -> Iterator[HeldExecutor]:
     """A session whose worker has a thread of its own and waits to be released."""
-    before, worker = clients.running(), HeldExecutor()
-    client = Client(Service(ThreadTransport(worker)), lambda mesh: None)
-    clients.set_current(client)
-    try:
-        yield worker
-    finally:
-        worker.released.set()
-        client.close()
-        clients.set_current(before)
+    worker = HeldExecutor()
+    with own_session(worker, ThreadTransport):
+        try:
+            yield worker
+        finally:
+            worker.released.set()
 
 
 def test_get() -> None:
