@@ -24,6 +24,9 @@ BATCH = 512
 BATCH_NBYTES = 4 << 20
 """Bytes of results per batch: what dies within a batch is freed at its end, so this bounds what that costs."""
 
+CACHE_LIMIT = 16384
+"""Plans kept; beyond it the oldest quarter is forgotten."""
+
 BARRIER_EVERY = 256
 """Batches between two barriers: bounds what is remembered for error reports, and surfaces failures."""
 
@@ -52,7 +55,6 @@ class Client:
         self.history: list[tuple[int, list[Site]]] = []
         # A failed value may be read again long after the history of its call is gone.
         self.failed: dict[int, Site] = {}
-        self.plans: dict[int, Plan] = {}
         self.cache: dict[tuple, Any] = {}
         self.planned = 0
         self.calls = 0
@@ -70,14 +72,17 @@ class Client:
         number = self.next_plan
         self.next_plan += 1
         self.planned += 1
-        self.plans[number] = plan
         self.outbox.append(msgspec.structs.replace(plan.define, plan=number))
         return number
 
+    def remember(self, key: tuple, entry: Any) -> None:
+        """Keep a plan (anything with its ``number``) for the next call of this key."""
+        if len(self.cache) >= CACHE_LIMIT:
+            self.forget([self.cache.pop(old).number for old in list(self.cache)[: CACHE_LIMIT // 4]])
+        self.cache[key] = entry
+
     def forget(self, numbers: list[int]) -> None:
         """Let workers drop plans that will not be called again."""
-        for number in numbers:
-            del self.plans[number]
         self.outbox.append(Forget(numbers))
 
     def call(self, instruction: Call, site: Site, nbytes: int = 0) -> None:

@@ -50,7 +50,8 @@ def create(func: Any, args: tuple, options: dict[str, Any]) -> Tensor:
     entry = client.cache.get(key)
     if entry is None:
         made = _plan(func, args, kwargs, mesh, placements)
-        entry = client.cache[key] = PlannedMove(made, client.define(made))
+        entry = PlannedMove(made, client.define(made))
+        client.remember(key, entry)
     spec, value = entry.plan.outs[0], Value(client, client.new_handle())
     call, site = Call(entry.number, [], [value.handle], []), current_site()
     if entry.plan.define.random:
@@ -161,9 +162,10 @@ def _typed(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _like(factory: Callable[..., Tensor], template: torch.Tensor, first: tuple, options: dict[str, Any]) -> Tensor:
-    placed = {"device_mesh": template.device_mesh, "placements": template.placements} if isinstance(template, Tensor) else {}
-    if placed:
-        placed["placements"] = [REPLICATE if isinstance(p, Partial) else p for p in template.placements]
+    placed: dict[str, Any] = {}
+    if isinstance(template, Tensor):
+        settled = [REPLICATE if isinstance(p, Partial) else p for p in template.placements]
+        placed = {"device_mesh": template.device_mesh, "placements": settled}
     return factory(*first, **{"dtype": template.dtype, **placed, **options})
 
 

@@ -27,10 +27,7 @@ from .value import Value
 from .wrapper import make_wrapper as _make
 from .wrapper import wrap
 
-CACHE_LIMIT = 16384
-"""Plans kept per session; beyond it the oldest quarter is forgotten."""
-
-Handler = Callable[[Any, tuple, dict[str, Any]], Any]
+Handler = Callable[[type, Any, tuple, dict[str, Any]], Any]
 HANDLERS: dict[Any, Handler] = {}
 HANDLER_FAMILIES: list[tuple[Callable[[Any], bool], Handler]] = []
 
@@ -94,14 +91,14 @@ class Entry:
 
     def __init__(self, plan: Plan, number: int, operator: Operator) -> None:
         self.plan, self.number = plan, number
-        self.single = plan.outs[0] if len(plan.outs) == 1 and plan.tree is ... else None
+        self.single: Any = plan.outs[0] if len(plan.outs) == 1 and plan.tree is ... else None
         self.aliases = operator.view and plan.aliases and self.single is not None
         self.nbytes = 0 if self.aliases else sum(spec.nbytes for spec in plan.outs)
         plain = self.single is not None and not plan.comms and plan.how != "replicated"
         self.simple = plain and (self.aliases or not operator.special)
 
 
-def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
     """``Tensor.__torch_dispatch__``: issue one operator call and wrap its results."""
     operator = _operators.get(id(func)) or operator_of(func)
     if operator.handler is not None:
@@ -127,7 +124,7 @@ def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict[st
         else:
             key.append(a)
             key.append(kind)
-    entry = client.cache.get(tuple(key)) or plan(client, operator, tuple(key), args, kwargs or {})
+    entry: Entry = client.cache.get(tuple(key)) or plan(client, operator, tuple(key), args, kwargs or {})
     frame = _frame(1)
     site = current_site() if is_library(frame.f_code.co_filename) else (frame.f_code, frame.f_lasti)
     if not entry.simple:
@@ -137,7 +134,7 @@ def dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict[st
     client.call(Call(entry.number, handles, [handle], scalars), site, entry.nbytes)
     spec = entry.single
     if entry.aliases:
-        out = wrap(cls, spec, Value(client, handle), args[0])
+        out: Any = wrap(cls, spec, Value(client, handle), args[0])
         out._value.group = args[0]._value.shared_group()
         return out
     out = _make(cls, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
@@ -166,10 +163,7 @@ def plan(client: Client, operator: Operator, key: tuple, args: tuple, kwargs: di
         specs = (tuple(_changing(a, counter) for a in specs[0]), {k: _changing(v, counter) for k, v in specs[1].items()})
     made = plan_call(operator.func, *specs)
     entry = Entry(made, client.define(made), operator)
-    if len(client.cache) >= CACHE_LIMIT:
-        old = list(client.cache)[: CACHE_LIMIT // 4]
-        client.forget([client.cache.pop(k).number for k in old])
-    client.cache[key] = entry
+    client.remember(key, entry)
     return entry
 
 
@@ -240,7 +234,7 @@ def described(cls: type, client: Client, operator: Operator, made: Plan, outs: l
 
 
 
-def _flatten(cls: type, client: Client, items: Any, key: list[Any], handles: list[int]) -> bool:
+def _flatten(cls: Any, client: Client, items: Any, key: list[Any], handles: list[int]) -> bool:
     """Key and handles of a list argument; False when it holds a plain tensor."""
     key.append(len(items))
     for a in items:

@@ -51,11 +51,16 @@ class TensorFuture:
 
     def __await__(self) -> Generator[Any, None, torch.Tensor]:
         loop = asyncio.get_running_loop()
-        arrived = loop.create_future()
+        arrived: asyncio.Future[None] = loop.create_future()
 
         def wake(_: Any) -> None:
-            loop.call_soon_threadsafe(lambda: arrived.done() or arrived.set_result(None))
+            loop.call_soon_threadsafe(_arrive, arrived)
 
         self._reply.add_done_callback(wake)
         yield from arrived
         return self.get()
+
+
+def _arrive(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -41,7 +41,8 @@ def run_plan(key: tuple, make: Callable[[], Plan], tensors: Sequence[Any], expli
     entry = client.cache.get(key)
     if entry is None:
         made = make()
-        entry = client.cache[key] = PlannedMove(made, client.define(made))
+        entry = PlannedMove(made, client.define(made))
+        client.remember(key, entry)
     site = current_site()
     watch.observe(entry.plan, site, explicit)
     for tensor in tensors:

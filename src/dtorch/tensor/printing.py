@@ -63,9 +63,8 @@ def html(tensor: Any) -> str:
         (y, x), (h, w) = (list(offset) + [0, 0])[:2], (list(size) + [1, 1])[:2]
         box = (x / max(cols, 1) * _WIDTH, y / max(rows, 1) * height, w / max(cols, 1) * _WIDTH, h / max(rows, 1) * height)
         cells.append(
-            '<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}" stroke="white"><title>{}</title></rect>'.format(
-                *box, _COLOURS[number % len(_COLOURS)], escape.escape(line)
-            )
+            f'<rect x="{box[0]:.1f}" y="{box[1]:.1f}" width="{box[2]:.1f}" height="{box[3]:.1f}" '
+            f'fill="{_COLOURS[number % len(_COLOURS)]}" stroke="white"><title>{escape.escape(line)}</title></rect>'
         )
     where = f"{spec.mesh!r}, placements {list(spec.placements)}"
     head = escape.escape(f"shape {tuple(spec.shape)}, {spec.dtype}, {where}, {math.prod(spec.shape):,} elements")

@@ -40,7 +40,9 @@ def compared(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
 def reshaped_in_place(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """``squeeze_``, ``t_`` and their kin: the tensor becomes its own view."""
     tensor = args[0]
-    view = functional_of(func)(*args, **kwargs)
+    functional = functional_of(func)
+    assert functional is not None
+    view = functional(*args, **kwargs)
     with torch._C._DisableTorchDispatch():
         func(*args, **kwargs)
     tensor._spec, tensor._value = view._spec, view._value
@@ -63,7 +65,9 @@ def into_out(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     names = written_args(func)
     given = dict(zip([a.name for a in schema_of(func).arguments], args, strict=False)) | kwargs
     outs = leaves([given[name] for name in names], torch.Tensor)
-    results = functional_of(func)(*args, **{k: v for k, v in kwargs.items() if k not in names})
+    functional = functional_of(func)
+    assert functional is not None
+    results = functional(*args, **{k: v for k, v in kwargs.items() if k not in names})
     for out, result in zip(outs, leaves(results, torch.Tensor), strict=True):
         if not torch.can_cast(result.dtype, out.dtype):
             raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {out.dtype}")

@@ -18,6 +18,9 @@ from .future import TensorFuture
 from .value import Value
 
 
+_torch_data: Any = torch.Tensor.data
+
+
 class Tensor(torch.Tensor):
     """A global tensor: one tensor to the program, pieces on the devices of a mesh.
 
@@ -38,8 +41,8 @@ class Tensor(torch.Tensor):
     __slots__ = ("_spec", "_value")
     _spec: Spec
     _value: Value
-    __torch_function__ = torch._C._disabled_torch_function_impl
-    __torch_dispatch__ = classmethod(dispatch.dispatch)
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+    __torch_dispatch__: Any = classmethod(dispatch.dispatch)
 
     def __new__(
         cls,
@@ -51,7 +54,7 @@ class Tensor(torch.Tensor):
         requires_grad: bool = False,
     ) -> Tensor:
         if isinstance(data, Tensor):
-            made = data.detach().redistribute(device_mesh, placements)
+            made = moving.redistributed(data.detach(), device_mesh, placements)
             made = made.clone() if made._value is data._value else made
         else:
             made = construct.distribute(cls, _plain(data), device_mesh or default_mesh(), placements)
@@ -147,7 +150,7 @@ class Tensor(torch.Tensor):
         """The value as nested lists; waits for it."""
         return self.to_torch().tolist()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return printing.text(self)
 
     def __format__(self, spec: str) -> str:
@@ -159,7 +162,7 @@ class Tensor(torch.Tensor):
         return printing.html(self)
 
     def __copy__(self) -> Tensor:
-        made = self.detach().requires_grad_(self.requires_grad)
+        made: Any = self.detach().requires_grad_(self.requires_grad)
         made.__dict__.update(self.__dict__)
         return made
 
@@ -190,15 +193,15 @@ class Tensor(torch.Tensor):
         )
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
+    def data(self) -> Any:
         """The same memory outside autograd; assigning makes the tensor hold another one's memory."""
         return self.detach()
 
     @data.setter
-    def data(self, other: Tensor) -> None:
+    def data(self, other: Any) -> None:
         if not isinstance(other, Tensor):
             other = Tensor(other, device_mesh=self.device_mesh, placements=self.placements)
-        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        _torch_data.__set__(self, other)
         self._spec, self._value = other._spec, other._value
 
 

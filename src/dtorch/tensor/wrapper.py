@@ -18,7 +18,7 @@ def wrap(cls: type, spec: Spec, value: Value, base: Any = None) -> Any:
         # Autograd keeps count of the writes to such a base, and so must be able to of those to its view.
         with torch.inference_mode(False):
             return wrap(cls, spec, value)
-    out = make_wrapper(cls, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    out: Any = make_wrapper(cls, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
     out._spec = spec
     out._value = value
     return out
