@@ -43,7 +43,7 @@ def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tupl
         raise
     outs = tuple(OutMeta(t.shape, t.stride(), t.dtype) for t in leaves(result, torch.Tensor))
     correct = CORRECTIONS.get(schema_of(func).name)
-    outs = outs if correct is None else correct(outs, tuple(leaves((args, kwargs), Spec)))
+    outs = outs if correct is None else correct(func, outs, args, kwargs)
     return outs, replace_leaves(result, torch.Tensor, lambda _: ...)
 
 

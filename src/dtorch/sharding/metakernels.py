@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..core.spec import Spec
-from .call import OutMeta
+from ..core.spec import Spec, contiguous_stride
+from .call import OpCall, OutMeta, leaves, replace_leaves
 
 _aten = torch.ops.aten
 
 
-def _batch_statistics(outs: tuple[OutMeta, ...], specs: tuple[Spec, ...]) -> tuple[OutMeta, ...]:
+Correct = Callable[[OpOverload, tuple[OutMeta, ...], tuple, dict[str, Any]], tuple[OutMeta, ...]]
+
+
+def _batch_statistics(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
     """Statistics of batch and layer normalisation: the meta kernels describe CUDA's also for the CPU."""
-    return outs if specs[0].mesh.device_type != "cpu" else _statistics(outs, specs)
+    if args[0].mesh.device_type != "cpu":
+        return outs
+    outs = _statistics(func, outs, args, kwargs)
+    training = OpCall(func, args, kwargs).arg("training", True)
+    return outs if training else (outs[0], *(OutMeta(torch.Size([0]), (1,), m.dtype) for m in outs[1:]))
 
 
-def _statistics(outs: tuple[OutMeta, ...], specs: tuple[Spec, ...]) -> tuple[OutMeta, ...]:
+def _statistics(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
     """Statistics have the input's dtype, but float32 where parameters have another."""
+    specs = leaves((args, kwargs), Spec)
     dtype = specs[0].dtype if all(s.dtype == specs[0].dtype for s in specs) else torch.float32
     return (outs[0], *(OutMeta(m.shape, m.stride, dtype) for m in outs[1:]))
+
+
+def _convolution(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
+    """With a tensor in channels-last layout, results are laid out as the kernel chosen for this device does."""
+    specs = leaves((args, kwargs), Spec)
+    if not any(channels_last(s.shape, s.stride) for s in specs):
+        return outs
+    if specs[0].mesh.device_type != "cpu":
+        return tuple(m if len(m.shape) < 4 else OutMeta(m.shape, channels_last_stride(m.shape), m.dtype) for m in outs)
+    with FakeTensorMode():
+        fake = [torch.empty_strided(s.shape, s.stride, dtype=s.dtype) for s in specs]
+        given = iter(fake)
+        args, kwargs = replace_leaves((args, kwargs), Spec, lambda _: next(given))
+        return tuple(OutMeta(t.shape, t.stride(), t.dtype) for t in leaves(func(*args, **kwargs), torch.Tensor))
+
+
+def channels_last(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a tensor counts as laid out channels last; one that is contiguous as well does not."""
+    wanted = channels_last_stride(shape) if len(shape) in (4, 5) else None
+    return wanted is not None and tuple(stride) == wanted and wanted != contiguous_stride(shape)
+
+
+def channels_last_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """Stride of a batch of images or volumes in channels-last layout."""
+    batch, channels, *spatial = shape
+    inner = contiguous_stride([*spatial, channels])
+    return (max(math.prod(shape[1:]), 1), 1, *inner[:-1])
 
 
 def _grouped_product(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
@@ -56,12 +94,14 @@ def _nansum(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype
     return _aten.nansum.default(self, dim or None, keepdim, dtype=dtype)
 
 
-CORRECTIONS: dict[str, Callable[[tuple[OutMeta, ...], tuple[Spec, ...]], tuple[OutMeta, ...]]] = {
+CORRECTIONS: dict[str, Correct] = {
     "aten::native_layer_norm": _batch_statistics,
     "aten::native_group_norm": _statistics,
     "aten::_native_batch_norm_legit": _batch_statistics,
+    "aten::convolution": _convolution,
+    "aten::convolution_backward": _convolution,
 }
-"""Where a meta kernel differs from the real one."""
+"""Where a meta kernel differs from the real one: what is true instead."""
 
 STAND_INS: dict[str, Callable[..., Any]] = {
     "aten::nansum": _nansum,

@@ -12,6 +12,7 @@ from .rule import Rule, Table
 from .rules import (
     attention,
     classification,
+    convolution,
     creation,
     embedding,
     indexing,
@@ -21,6 +22,7 @@ from .rules import (
     moves,
     normalization,
     pointwise,
+    pooling,
     random,
     ranking,
     reductions,
@@ -51,6 +53,8 @@ FAMILIES: tuple[Table, ...] = (
     losses.TABLE,
     classification.TABLE,
     random.TABLE,
+    convolution.TABLE,
+    pooling.TABLE,
 )
 _custom: dict[str, Rule] = {}
 

@@ -1,0 +1,45 @@
+"""Operators on planes: pooling, resizing and padding of the last dims, each plane by itself, so the dims before may be sharded."""
+
+from __future__ import annotations
+
+from ..call import OpCall
+from ..labels import Labels, PartialRow
+from ..rule import Rule, RuleFn
+from .compose import letters
+
+
+def planes(ndim: int, linear: bool = False) -> RuleFn:
+    """Rule of an operator on planes of so many dims; of one tensor, it may be linear."""
+
+    def shard(call: OpCall) -> Labels:
+        tensors = [*call.specs, *call.outs]
+        outer = min(len(t.shape) for t in tensors) - ndim
+        rows = [[*letters(outer), *[None] * (len(t.shape) - outer)] for t in tensors]
+        inputs, outputs = rows[: len(call.specs)], rows[len(call.specs) :]
+        sizes = {"input_size": 0} if "input_size" in call.bound else {}
+        partial = [PartialRow((True,))] if linear and len(inputs) == 1 else []
+        nonempty = frozenset(c for c in letters(outer) if c is not None)
+        return Labels(inputs, outputs, partial=partial, shape_args=sizes, nonempty=nonempty)
+
+    return shard
+
+
+def _of(names: str, ndims: tuple[int, ...], linear: bool = False) -> dict[str, Rule]:
+    """Rules for names with ``?`` for the number of dims, and for their gradients, which are linear where the values are."""
+    return {
+        name.replace("?", str(n)) + suffix: Rule(planes(n, linear), whole=True)
+        for name in names.split()
+        for n in ndims
+        for suffix in ("", "_backward")
+    }
+
+
+TABLE = {
+    **_of("max_pool?d_with_indices adaptive_max_pool?d max_unpool?d", (2, 3)),
+    **_of("avg_pool?d _adaptive_avg_pool?d", (2, 3), linear=True),
+    **_of("reflection_pad?d replication_pad?d", (1, 2, 3), linear=True),
+    **_of("upsample_nearest?d _upsample_nearest_exact?d", (1, 2, 3), linear=True),
+    **_of("upsample_linear?d", (1,), linear=True),
+    **_of("upsample_bilinear?d upsample_bicubic?d _upsample_bilinear?d_aa _upsample_bicubic?d_aa", (2,), linear=True),
+    **_of("upsample_trilinear?d", (3,), linear=True),
+}
