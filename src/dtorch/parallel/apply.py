@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from ..core.errors import UsageError, four_parts
 from ..core.mesh import DeviceMesh
 from ..core.spec import Spec
+from ..tensor.construct import distribute
 from ..tensor.tensor import Tensor
 from .axes import PIPELINE, check_axes, size_of
 from .decide import decide, join
@@ -89,12 +90,19 @@ def _place(module: nn.Module, layout: Layout) -> None:
 
 def _global(old: torch.Tensor, spec: Spec) -> torch.Tensor:
     """A parameter or buffer on its mesh."""
-    new = Tensor(old.detach(), device_mesh=spec.mesh, placements=spec.placements)
+    new = _adopted(old.detach(), spec)
     if not isinstance(old, nn.Parameter):
         return new
     parameter = nn.Parameter(new, old.requires_grad)
     if old.grad is not None:
-        parameter.grad = Tensor(old.grad, device_mesh=spec.mesh, placements=spec.placements)
+        parameter.grad = _adopted(old.grad, spec)
     if old.requires_grad:
         parameter.register_post_accumulate_grad_hook(settle_gradient)
     return parameter
+
+
+def _adopted(data: torch.Tensor, spec: Spec) -> Tensor:
+    """A tensor on its mesh; a plain one's memory is taken over where it can be, for the module gives it up."""
+    if isinstance(data, Tensor) or data.is_inference():
+        return Tensor(data, device_mesh=spec.mesh, placements=spec.placements)
+    return distribute(Tensor, data, spec.mesh, spec.placements, copy=False)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..core.errors import PlacementError, UsageError, four_parts
-from ..core.mesh import DeviceMesh, coordinates
+from ..core.mesh import DeviceMesh, checked_mesh, coordinates
 from ..core.placements import REPLICATE, Partial, Placement, Placements, Shard
 from ..core.spec import Spec
 from . import moving
@@ -16,21 +16,21 @@ from . import moving
 Pieces = Sequence[torch.Tensor] | Callable[[tuple[int, ...]], torch.Tensor]
 
 
-def distribute(cls: type, data: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement] | None) -> Any:
-    """A plain tensor on a mesh: each piece is cut here and sent once."""
+def distribute(cls: type, data: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement] | None, copy: bool = True) -> Any:
+    """A plain tensor on a mesh: each piece is cut here and sent once. Without ``copy`` the caller gives its memory away."""
     wanted = Spec.make(mesh, (REPLICATE,) * mesh.ndim if placements is None else placements, data.shape, data.dtype)
     landing = wanted.replace([REPLICATE if isinstance(p, Partial) else p for p in wanted.placements])
     if not landing.axes:
-        tensor = moving.put(cls, data, mesh)
+        tensor = moving.put(cls, data, mesh, copy)
         return moving.move(tensor, tensor._spec.replace(wanted.placements))
     data = data.detach()
     pieces = [data[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))].contiguous() for box in landing.boxes]
-    return moving.move(moving.put_pieces(cls, landing, pieces), wanted)
+    return moving.move(moving.put_pieces(cls, landing, pieces, copy), wanted)
 
 
 def assemble(cls: type, pieces: Pieces, mesh: DeviceMesh, placements: Sequence[Placement]) -> Any:
     """A global tensor of local tensors; see ``dtorch.from_local``."""
-    coords = list(coordinates(mesh.shape))
+    coords = list(coordinates(checked_mesh(mesh).shape))
     local = [pieces(c) for c in coords] if callable(pieces) else list(pieces)
     if len(local) != len(coords) or not all(isinstance(t, torch.Tensor) for t in local):
         raise UsageError(

@@ -139,10 +139,10 @@ def replicated(tensor: Any) -> Any:
     return move(tensor, tensor._spec.replace((REPLICATE,) * tensor._spec.mesh.ndim))
 
 
-def put(cls: type, tensor: torch.Tensor, mesh: DeviceMesh) -> Any:
-    """A plain tensor, copied, replicated on a mesh."""
+def put(cls: type, tensor: torch.Tensor, mesh: DeviceMesh, copy: bool = True) -> Any:
+    """A plain tensor replicated on a mesh; without ``copy`` the caller gives its memory away."""
     client = current_client()
-    own = tensor.detach().clone()
+    own = tensor.detach().clone() if copy else tensor.detach()
     spec = Spec.make(mesh, (REPLICATE,) * mesh.ndim, own.shape, own.dtype, own.stride())
     value = Value(client, client.new_handle())
     client.check_mesh(mesh)
@@ -150,12 +150,12 @@ def put(cls: type, tensor: torch.Tensor, mesh: DeviceMesh) -> Any:
     return wrap(cls, spec, value)
 
 
-def put_pieces(cls: type, spec: Spec, pieces: Sequence[torch.Tensor]) -> Any:
-    """A tensor made of local tensors, one per piece of ``spec``, in piece order."""
+def put_pieces(cls: type, spec: Spec, pieces: Sequence[torch.Tensor], copy: bool = True) -> Any:
+    """A tensor made of local tensors, one per piece of ``spec``, in piece order; ``copy`` as for ``put``."""
     client = current_client()
     value = Value(client, client.new_handle())
     client.check_mesh(spec.mesh)
-    client.emit(Put(value.handle, mesh_info(spec.mesh), list(spec.axes), [p.detach().clone() for p in pieces]))
+    client.emit(Put(value.handle, mesh_info(spec.mesh), list(spec.axes), [p.detach().clone() if copy else p.detach() for p in pieces]))
     return wrap(cls, spec, value)
 
 
