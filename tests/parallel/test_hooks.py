@@ -60,10 +60,28 @@ def test_an_input_that_wants_its_gradient_gets_it() -> None:
     assert torch.allclose(grad, expected)
 
 
-def test_global_inputs_are_left_alone() -> None:
+def test_global_inputs_are_left_alone_on_the_right_mesh() -> None:
     x = dtorch.zeros(4, 2, device_mesh=BATCHED)
     (seen,), _ = caught(x)
     assert seen is x
+
+
+def test_global_inputs_of_another_mesh_are_brought_over() -> None:
+    (seen,), _ = caught(dtorch.zeros(4, 2))
+    assert seen.device_mesh is BATCHED
+
+
+def test_labels_go_to_the_end_of_the_model() -> None:
+    class Model(Catcher):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+    first, second = STAGED.unbind("pp")
+    model = dtorch.parallelize(Model(), STAGED)
+    model(x=dtorch.zeros(2, 2), labels=dtorch.zeros(2))
+    _, named = model.seen
+    assert (named["x"].device_mesh, named["labels"].device_mesh) == (first, second)
 
 
 def test_a_tensor_is_brought_over_once_in_a_pass() -> None:

@@ -15,7 +15,7 @@ from ..tensor.tensor import Tensor
 from .axes import DATA, TENSOR, placements_on, size_of
 from .layout import Layout
 from .plan import Plan
-from .stages import own_tensors
+from .stages import own_tensors, prefixes
 from .styles import STYLES
 
 LABEL_WORD = "label"
@@ -50,17 +50,15 @@ def entrances(layout: Layout, modules: Mapping[str, nn.Module]) -> list[str]:
     """Modules whose input may come from another stage: layers, and what owns weights outside of them.
 
     Within a layer there is no need, unless one of its parts is tied to another stage: then every part is one.
+    The model itself has an entrance of its own.
     """
     if layout.stages.count == 1:
         return []
     of, layers = layout.stages.of, set(layout.stages.layers)
-    found = []
-    for name, owner in modules.items():
-        layer = next((p for p in layers if name == p or name.startswith(p + ".")), None)
-        torn = layer is not None and any(of[n] != of[layer] for n in modules if n.startswith(layer + "."))
-        if name in layers or (own_tensors(owner) and (layer is None or torn)):
-            found.append(name)
-    return found
+    layer_of = {name: next((p for p in prefixes(name) if p in layers), None) for name in modules}
+    torn = {layer for name, layer in layer_of.items() if layer is not None and of[name] != of[layer]}
+    owners = (n for n, part in modules.items() if n and own_tensors(part) and (layer_of[n] is None or layer_of[n] in torn))
+    return list(dict.fromkeys((*layout.stages.layers, *owners)))
 
 
 def _end(layout: Layout, modules: Mapping[str, nn.Module]) -> DeviceMesh:
@@ -128,7 +126,8 @@ class RootEntrance:
     """Forward pre-hook of the whole model: plain tensors are split over ``dp`` along the batch.
 
     The batch is dim 0 of the first tensor given. Other tensors are split if their dim 0 is as long, else replicated.
-    Where there is no batch to split they stay plain, which every operator takes as replicated.
+    Where there is no batch to split they stay plain, which every operator takes as replicated. Global tensors come onto
+    the mesh of the first stage, labels onto that of the last.
     """
 
     def __init__(self, first: DeviceMesh, last: DeviceMesh, moves: Moves) -> None:
@@ -138,15 +137,16 @@ class RootEntrance:
         self.moves.enter()
         devices = size_of(self.first, DATA)
         batch = next((t.shape[0] for t in _tensors((args, kwargs)) if t.ndim), 0)
-        if devices == 1 or batch < devices:
-            return args, kwargs
-        here, there = (partial(self._split, batch, mesh) for mesh in (self.first, self.last))
+        split = batch if devices > 1 and batch >= devices else None
+        here, there = (partial(self._place, split, mesh) for mesh in (self.first, self.last))
         named = {k: _replaced(v, there if LABEL_WORD in k else here) for k, v in kwargs.items()}
         return _replaced(args, here), named
 
-    def _split(self, batch: int, mesh: DeviceMesh, tensor: torch.Tensor) -> torch.Tensor:
+    def _place(self, batch: int | None, mesh: DeviceMesh, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, Tensor):
+            return self.moves.bring(tensor, mesh)
         # A tensor that wants its gradient stays what it is, or the gradient would end up on a copy.
-        if isinstance(tensor, Tensor) or tensor.ndim == 0 or tensor.requires_grad:
+        if batch is None or tensor.ndim == 0 or tensor.requires_grad:
             return tensor
         by_axis = {DATA: Shard(0)} if tensor.shape[0] == batch else {}
         return Tensor(tensor, device_mesh=mesh, placements=placements_on(mesh, by_axis))

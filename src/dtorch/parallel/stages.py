@@ -95,7 +95,7 @@ def _by_position(module: nn.Module, layer_stage: Mapping[str, int], last: int) -
     of: dict[str, int] = {}
     passed = False
     for name, owner in module.named_modules(remove_duplicate=False):
-        layer = next((p for p in _prefixes(name) if p in layer_stage), None)
+        layer = next((p for p in prefixes(name) if p in layer_stage), None)
         if layer is not None:
             of[name], passed = layer_stage[layer], True
         else:
@@ -103,7 +103,8 @@ def _by_position(module: nn.Module, layer_stage: Mapping[str, int], last: int) -
     return of
 
 
-def _prefixes(name: str) -> list[str]:
+def prefixes(name: str) -> list[str]:
+    """A qualified name, then those of the modules that hold it, innermost first; the root's is left out."""
     parts = name.split(".")
     return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
