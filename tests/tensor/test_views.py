@@ -155,7 +155,7 @@ def test_in_place_keeps_the_destination_s_placement() -> None:
             lambda t: t.cumsum_(0),
             lambda t: t.masked_fill_(torch.eye(6, 4).bool(), 0),
             lambda t: t[0].zero_(),
-            lambda t: torch.sum(z[None].clone(), 0, out=t),
+            lambda t: torch.sum(t[None].clone(), 0, out=t),
         ):
             write(z)
             assert z._spec is before

@@ -23,10 +23,8 @@ def here() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def needs_communication() -> torch.Tensor:
-    x = place(values(4, 4), MESH, (Shard(0), R))
-    y = place(values(4, 4), MESH, (R, Shard(0)))
-    return x, y
+def rows() -> dtorch.Tensor:
+    return place(values(4, 4), MESH, (Shard(0), R))
 
 
 def test_each_collective_is_listed_with_its_line() -> None:
@@ -47,7 +45,7 @@ def test_each_collective_is_listed_with_its_line() -> None:
 
 
 def test_no_communication_is_said_so() -> None:
-    x, _ = needs_communication()
+    x = rows()
     with explain() as report:
         (x * 2 + 1).relu().sum(1)
     assert report.events == [] and str(report) == "no communication" and report.nbytes == 0
@@ -64,7 +62,7 @@ def test_communication_in_backward_is_listed_with_the_backward_line() -> None:
 
 
 def test_reports_nest_and_end() -> None:
-    x = place(values(4, 4), MESH, (Shard(0), R))
+    x = rows()
     with explain() as outer:
         x.redistribute(placements=[R, R])
         with explain() as inner:
@@ -86,7 +84,7 @@ def test_explaining_tells_cached_plans_too() -> None:
 
 
 def test_forbid_refuses_implicit_communication_and_names_it() -> None:
-    x, y = needs_communication()
+    x = rows()
     with communication("forbid"):
         (x * 2).relu().sum(1)
         x.redistribute(placements=[R, R]).to_torch()
@@ -101,7 +99,7 @@ def test_forbid_refuses_implicit_communication_and_names_it() -> None:
 
 
 def test_warn_says_what_and_where() -> None:
-    x, _ = needs_communication()
+    x = rows()
     with communication("warn"), pytest.warns(RuntimeWarning, match=r"aten::mm.* communicates: all_gather over dp") as caught:
         x @ x
     assert caught[0].filename == __file__
@@ -115,7 +113,7 @@ def test_a_warning_names_the_line_that_communicates() -> None:
 
 
 def test_modes_nest_and_come_back() -> None:
-    x, _ = needs_communication()
+    x = rows()
     with communication("forbid"):
         with communication("allow"):
             x @ x
@@ -128,7 +126,7 @@ def test_modes_nest_and_come_back() -> None:
 
 def test_a_missing_rule_is_told_once_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_told", set())
-    x = place(values(4, 4), MESH, (Shard(0), R))
+    x = rows()
     with explain() as report, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):

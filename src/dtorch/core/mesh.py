@@ -137,6 +137,18 @@ def init_device_mesh(
     return _intern(device_type, shape, tuple(range(math.prod(shape))), None if names is None else tuple(names))
 
 
+def checked_mesh(mesh: Any) -> DeviceMesh:
+    """The mesh itself.
+
+    Raises:
+        MeshError: it is none.
+    """
+    if not isinstance(mesh, DeviceMesh):
+        given, remedy = f"device_mesh={mesh!r}", "make one with dtorch.init_device_mesh(...)"
+        raise MeshError(four_parts(given, "a device mesh is a dtorch.DeviceMesh", "argument device_mesh", remedy))
+    return mesh
+
+
 def coordinates(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """All coordinates of an array of this shape, row-major."""
     if not shape:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..core.mesh import DeviceMesh
+from ..core.mesh import DeviceMesh, checked_mesh
 from ..core.placements import REPLICATE, Partial, Placement
 from ..core.program import Call
 from ..core.spec import Spec
@@ -39,7 +39,7 @@ def create(func: Any, args: tuple, options: dict[str, Any]) -> Tensor:
         func: the factory, e.g. ``aten.zeros.default``; its first argument is the shape for fills.
         options: ``device_mesh``, ``placements``, ``requires_grad``, ``generator``, and the factory's own keywords.
     """
-    mesh = options.pop("device_mesh", None) or default_mesh()
+    mesh = checked_mesh(options.pop("device_mesh", None) or default_mesh())
     placements = options.pop("placements", None)
     placements = (REPLICATE,) * mesh.ndim if placements is None else tuple(placements)
     requires_grad, generator = options.pop("requires_grad", False), options.pop("generator", None)
@@ -229,7 +229,7 @@ class _Factories(TorchFunctionMode):
 @contextmanager
 def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
     """Make ``mesh`` the default of factory functions inside, also of plain ``torch`` ones in model code."""
-    push_mesh(mesh)
+    push_mesh(checked_mesh(mesh))
     try:
         with _Factories():
             yield mesh

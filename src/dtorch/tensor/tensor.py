@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from ..core.errors import UsageError, four_parts
-from ..core.mesh import DeviceMesh, coordinates
+from ..core.mesh import DeviceMesh, checked_mesh, coordinates
 from ..core.placements import REPLICATE, Placement, Placements
 from ..core.spec import Spec, fitting_placements
 from . import construct, dispatch, moving, printing
@@ -54,10 +54,10 @@ class Tensor(torch.Tensor):
         requires_grad: bool = False,
     ) -> Tensor:
         if isinstance(data, Tensor):
-            made = moving.redistributed(data.detach(), device_mesh, placements)
+            made = moving.redistributed(data.detach(), checked_mesh(device_mesh or data.device_mesh), placements)
             made = made.clone() if made._value is data._value else made
         else:
-            made = construct.distribute(cls, _plain(data), device_mesh or default_mesh(), placements)
+            made = construct.distribute(cls, _plain(data), checked_mesh(device_mesh or default_mesh()), placements)
         if dtype is not None:
             made = made.to(dtype)
         return made.requires_grad_(requires_grad) if requires_grad else made
@@ -97,7 +97,7 @@ class Tensor(torch.Tensor):
             The tensor itself where nothing changes, a view of it where no device's piece changes (the placements differ
             along mesh axes of one device only), else a tensor with memory of its own.
         """
-        return moving.redistributed(self, device_mesh, placements)
+        return moving.redistributed(self, checked_mesh(device_mesh or self.device_mesh), placements)
 
     def redistribute_like(self, other: Tensor) -> Tensor:
         """The same values on the mesh and under the placements of another tensor."""
@@ -117,7 +117,7 @@ class Tensor(torch.Tensor):
         Raises:
             UsageError: unknown default, or an axis not named under ``"error"``.
         """
-        mesh = device_mesh or self.device_mesh
+        mesh = checked_mesh(device_mesh or self.device_mesh)
         return self.redistribute(mesh, _by_name(self, mesh, placements, default))
 
     def to_torch(self) -> torch.Tensor:

@@ -177,13 +177,18 @@ class Executor:
         return Poison(failure)
 
     def _abandon(self, first: int, batch: list[Instruction], at: int, interrupt: KeyboardInterrupt) -> None:
-        """After Ctrl-C: poison what the rest of a batch would compute, but keep the books that later batches rely on."""
+        """After Ctrl-C: poison what the rest of a batch would compute, but keep the books that later batches rely on.
+
+        The user knows: only who reads such a value hears of it again.
+        """
+        known = len(self._failures)
         for later in range(at, len(batch)):
             instruction = batch[later]
             if isinstance(instruction, Call | Draw):
                 self._fail(_sequence(first, batch, later), instruction, interrupt)
             elif not isinstance(instruction, Fetch | Barrier):
                 self._other(instruction, first, batch, later)
+        del self._failures[known:]
 
 
 def _sequence(first: int, batch: list[Instruction], at: int) -> int:

@@ -106,6 +106,7 @@ def local_step(plan: DefinePlan, step: Local, device_of: DeviceOf) -> Run:
     call = template.function("\n".join(lines), f"<plan for {step.operator}>")
     kept = {slot: _common(grid, grid_of(plan, slot)) for slot in step.outputs if plan.axes[slot] != grid.axes}
     one = step.outputs[0] if len(step.outputs) == 1 and returns_tensors(step) else None
+    name = step.operator if step.operator == plan.operator else f"{step.operator} for {plan.operator}"
 
     def run(slots: Slots, scalars: list[Any]) -> None:
         results: list[Any] = []
@@ -114,7 +115,7 @@ def local_step(plan: DefinePlan, step: Local, device_of: DeviceOf) -> Run:
         except Exception as error:
             c = len(results)
             shapes = describe([slots[slot][index[slot][c]] for slot in used])
-            raise StepFailed(step.operator, grid.devices(c), shapes) from error
+            raise StepFailed(name, grid.devices(c), shapes) from error
         if one is not None:
             slots[one] = results
         else:
