@@ -10,7 +10,7 @@ from torch import nn
 from transformers import TextStreamer
 
 import dtorch
-from dtorch import DeviceMesh
+from dtorch import DeviceMesh, init_device_mesh
 from tests.models.zoo import ANY_RULE, LANGUAGE_MODELS, MESHES, PAD, batch, llama, mesh_named, on_mesh
 
 pytestmark = ANY_RULE
@@ -40,6 +40,13 @@ def test_greedy(name: str, mesh: str) -> None:
 def test_sampled(mesh: str) -> None:
     model, inputs = llama(), batch()
     assert torch.equal(tokens(on_mesh(model, mesh_named(mesh)), inputs, **SAMPLED), tokens(model, inputs, **SAMPLED))
+
+
+@pytest.mark.parametrize("devices", [3, 4])
+def test_fewer_key_value_heads_than_devices(devices: int) -> None:
+    model, inputs = llama(hidden_size=32, num_attention_heads=8, num_key_value_heads=2), batch()
+    distributed = on_mesh(model, init_device_mesh("cpu", devices, mesh_dim_names=("tp",)))
+    assert torch.equal(tokens(distributed, inputs, **GREEDY), tokens(model, inputs, **GREEDY))
 
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
