@@ -24,7 +24,7 @@ def _batch_statistics(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, 
     if args[0].mesh.device_type != "cpu":
         return outs
     outs = _statistics(func, outs, args, kwargs)
-    training = OpCall(func, args, kwargs).arg("training", True)
+    training = OpCall(func, args, kwargs).arg("training", not func.overloadpacket.__name__.endswith("no_training"))
     return outs if training else (outs[0], *(OutMeta(torch.Size([0]), (1,), m.dtype) for m in outs[1:]))
 
 
@@ -80,6 +80,13 @@ def _likelihood(func: Callable[..., Any]) -> Callable[..., Any]:
     return stand_in
 
 
+def _batch_gradients(*args: Any, **kwargs: Any) -> tuple:
+    """Gradients of batch normalisation: only those that the mask asks for."""
+    func = _aten.native_batch_norm_backward.default
+    mask = OpCall(func, args, kwargs).arg("output_mask")
+    return tuple(t if wanted else None for t, wanted in zip(func(*args, **kwargs), mask, strict=True))
+
+
 def _empty_mean(func: Callable[..., Any]) -> Callable[..., Any]:
     """Gradients of means over nothing, for which the meta kernels divide by zero, look like those of sums."""
 
@@ -98,6 +105,7 @@ CORRECTIONS: dict[str, Correct] = {
     "aten::native_layer_norm": _batch_statistics,
     "aten::native_group_norm": _statistics,
     "aten::_native_batch_norm_legit": _batch_statistics,
+    "aten::_native_batch_norm_legit_no_training": _batch_statistics,
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution,
 }
@@ -110,6 +118,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "aten::nll_loss_backward": _likelihood(_aten.nll_loss_backward.default),
     "aten::nll_loss2d_forward": _likelihood(_aten.nll_loss2d_forward.default),
     "aten::nll_loss2d_backward": _likelihood(_aten.nll_loss2d_backward.default),
+    "aten::native_batch_norm_backward": _batch_gradients,
     "aten::mse_loss_backward": _empty_mean(_aten.mse_loss_backward.default),
     "aten::smooth_l1_loss_backward": _empty_mean(_aten.smooth_l1_loss_backward.default),
     "aten::huber_loss_backward": _empty_mean(_aten.huber_loss_backward.default),

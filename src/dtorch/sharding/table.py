@@ -11,10 +11,12 @@ from .call import schema_of
 from .rule import Rule, Table
 from .rules import (
     attention,
+    batch_norm,
     classification,
     convolution,
     creation,
     embedding,
+    group_norm,
     indexing,
     joining,
     losses,
@@ -48,6 +50,8 @@ FAMILIES: tuple[Table, ...] = (
     statistics.TABLE,
     softmax.TABLE,
     normalization.TABLE,
+    batch_norm.TABLE,
+    group_norm.TABLE,
     embedding.TABLE,
     attention.TABLE,
     losses.TABLE,
