@@ -229,6 +229,8 @@ def described(cls: type, client: Client, operator: Operator, made: Plan, outs: l
         (shape, stride, dtype), *_ = client.request(Fetch(value.handle, describe=True))
         spec = Spec.make(mesh, (REPLICATE,) * mesh.ndim, shape, getattr(torch, dtype), stride)
         results.append(wrap(cls, spec, value))
+    if not results:
+        return None
     return results[0] if len(results) == 1 else tuple(results)
 
 
