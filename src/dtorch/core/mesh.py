@@ -175,7 +175,7 @@ def _flatten(nested: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     nested = nested.tolist() if hasattr(nested, "tolist") else nested
     if isinstance(nested, int):
         return (), (nested,)
-    if not isinstance(nested, list | tuple):
+    if not isinstance(nested, Sequence) or isinstance(nested, str):
         raise MeshError(
             four_parts(f"{nested!r} in mesh=...", "device ids are ints", "DeviceMesh(mesh=...)", "give ints, nested as the mesh")
         )
