@@ -8,6 +8,7 @@ on one-axis meshes of 2 and 3 and on a (2, 2) mesh, and compares values, shapes,
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,9 @@ from dtorch.core.spec import Spec
 
 MESHES = ((2,), (3,), (2, 2))
 PARTIAL_OPS = ("sum",)
-LIMIT = 150
+LIMIT = 80
+# 1 in a normal run; a large number tries every combination there is.
+SCALE = int(os.environ.get("DTORCH_TEST_SCALE", "1"))
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, distinct: bool = False) -> torch.Tensor:
@@ -59,7 +62,7 @@ def check(
         grad: compare the gradients of floating inputs too, of a weighted sum of the floating outputs.
         rule: fail where an operator ran replicated for want of a rule.
         partial: reduce ops tried for floating inputs; ``()`` for none.
-        limit: at most so many combinations per mesh, drawn with a fixed seed.
+        limit: at most so many combinations per mesh, drawn with a fixed seed; ``DTORCH_TEST_SCALE`` multiplies it.
         whole: numbers of the inputs that are only replicated.
         rtol, atol: tolerances; those of ``torch.testing.assert_close`` by dtype when omitted.
     """
@@ -224,6 +227,7 @@ def combinations(
     total = 1
     for row in choices:
         total *= len(row)
+    limit *= SCALE
     if total <= limit:
         yield from itertools.product(*choices)
         return

@@ -15,7 +15,7 @@ def test_like() -> None:
         lambda x: (torch.zeros_like(x), torch.ones_like(x), torch.full_like(x, 2.5), torch.empty_like(x).fill_(1)), values(5, 4)
     )
     check(lambda x: (torch.zeros_like(x, dtype=torch.int64), torch.full_like(x, True, dtype=torch.bool)), values(5, 4))
-    check(lambda x: torch.ones_like(x, memory_format=torch.channels_last), values(2, 3, 4, 5), limit=60)
+    check(lambda x: torch.ones_like(x, memory_format=torch.channels_last), values(2, 3, 4, 5), limit=25)
 
 
 def test_like_of_transposed() -> None:
@@ -37,7 +37,7 @@ def test_new() -> None:
 
 def test_new_empty_strided() -> None:
     for size, stride in (((5, 4), (4, 1)), ((5, 4), (1, 5)), ((5, 4), (8, 2)), ((3, 2), (2, 1))):
-        check(lambda x, size=size, stride=stride: x.new_empty_strided(size, stride).fill_(3), values(5, 4), limit=40)
+        check(lambda x, size=size, stride=stride: x.new_empty_strided(size, stride).fill_(3), values(5, 4), limit=20)
 
 
 def test_partials_are_not_reduced() -> None:
