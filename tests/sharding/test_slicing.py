@@ -79,6 +79,11 @@ def test_diagonal_scatter(offset: int) -> None:
     check(lambda x, y: x.diagonal_scatter(y, offset), x, x.diagonal(offset) + 1, grad=True, limit=40)
 
 
+def test_diag_embed() -> None:
+    check(lambda x: (x.diag_embed(), x.diag_embed(-2, 0, 1), torch.diag(x[0], 1)), values(4, 5), grad=True)
+    stays(lambda x: x.diag_embed(), values(4, 5), mesh=(2,), placements=[[S(1)]])
+
+
 def test_integers_and_bools() -> None:
     check(lambda x: (x[1:4], x[2], x.diagonal()), values(5, 6, dtype=torch.int32))
     check(lambda x: (x[1:4], x[2], x.diagonal()), values(5, 6) > 0)

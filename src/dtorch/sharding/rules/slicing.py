@@ -252,6 +252,22 @@ def diagonal_spread(call: OpCall) -> Spread:
     return Spread(labels, len(shape) - 2, onto, lambda offset, held: {"offset": line.offset + offset}, shape[line.dim1])
 
 
+def embedded(call: OpCall) -> Labels:
+    """``diag_embed``: the other dims stay as they are."""
+    ndim = len(call.outs[0].shape)
+    line = diagonal_of(call, ndim)
+    return Labels([[*line.others(), None]], [letters(ndim, [line.dim1, line.dim2])], partial=_ONE)
+
+
+def embed_split(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Value] | None:
+    """``diag_embed`` of a split diagonal, which is what the backward of ``diagonal`` does."""
+    x, made = args[0], call.outs[0]
+    if not sharded_on(x.spec, [len(x.spec.shape) - 1]):
+        return None
+    line = diagonal_of(call, len(made.shape))
+    return [builder.op(_aten.diagonal_backward.default, x, list(made.shape), line.offset, line.dim1, line.dim2)]
+
+
 def row_spread(call: OpCall) -> Labels:
     """``select_backward``: the other dims stay as they are."""
     shape = call.arg("input_sizes")
@@ -270,4 +286,5 @@ TABLE = {
     "slice_backward": Rule(slice_spread),
     "select_backward": Rule(row_spread),
     "diagonal_backward": Rule(diagonal_spread),
+    "diag_embed": Rule(embedded, embed_split),
 }
