@@ -45,6 +45,13 @@ def test_gathering_looks_for_its_layout_past_empty_pieces() -> None:
     assert torch.equal(gathered, whole) and gathered.stride() == whole.stride()
 
 
+def test_gathering_pieces_of_size_1_takes_the_order_it_is_given() -> None:
+    whole = torch.randn(1, 5, 3, 4).transpose(1, 2)
+    pieces = [p.clone() for p in whole.split(1, 1)]
+    gathered = all_gather(pieces, 1, (0, 2, 1, 3))
+    assert torch.equal(gathered, whole) and gathered.stride() == whole.stride()
+
+
 def test_gathering_expanded_pieces_is_row_major() -> None:
     assert all_gather([torch.ones(1, 3).expand(2, 3)] * 2, 0).stride() == (3, 1)
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtorch import Partial, PlacementError, Replicate, Shard, init_device_mesh
+from dtorch import DeviceMesh, Partial, PlacementError, Replicate, Shard, init_device_mesh
 from dtorch.core.mesh import coordinates
 from dtorch.core.placements import balanced
 from dtorch.core.spec import Spec, contiguous_stride, fitting_placements
@@ -171,3 +171,12 @@ def test_contiguous_stride_agrees_with_torch() -> None:
 
 def test_balanced_sizes_are_left_out_of_the_canonical_form() -> None:
     assert make([Shard(0, balanced(7, 2)), R]).placements == (Shard(0), R)
+
+
+def test_order_of_dims_in_memory() -> None:
+    def order(t: torch.Tensor) -> tuple[int, ...]:
+        return Spec.make(DeviceMesh("cpu"), [Replicate()], t.shape, t.dtype, t.stride()).order
+
+    assert order(torch.empty(2, 3, 4)) == (0, 1, 2)
+    assert order(torch.empty(2, 3, 4).permute(2, 0, 1)) == (1, 2, 0)
+    assert order(torch.empty(3, 1).expand(3, 4)) == (0, 1), "an expanded tensor has no order of its own"

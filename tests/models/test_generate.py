@@ -42,7 +42,7 @@ def test_sampled(mesh: str) -> None:
     assert torch.equal(tokens(on_mesh(model, mesh_named(mesh)), inputs, **SAMPLED), tokens(model, inputs, **SAMPLED))
 
 
-@pytest.mark.parametrize("devices", [3, 4])
+@pytest.mark.parametrize("devices", [3, 4, 8])
 def test_fewer_key_value_heads_than_devices(devices: int) -> None:
     model, inputs = llama(hidden_size=32, num_attention_heads=8, num_key_value_heads=2), batch()
     distributed = on_mesh(model, init_device_mesh("cpu", devices, mesh_dim_names=("tp",)))

@@ -1,7 +1,8 @@
 """Collectives over pieces that one worker holds: pure functions on tensors, no process involved.
 
 Every result is a new tensor that shares no memory with its sources. Results keep the order of strides of their sources,
-as pointwise operators do, so a transposed value stays transposed.
+as pointwise operators do, so a transposed value stays transposed. Where pieces are put together, that order is given: a
+piece of size 1 along a dim cannot tell where the dim belongs.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ Part = tuple[int, Sequence[int], Sequence[int], Sequence[int]]
 """(source piece, offset in source, offset in target, size), the last three per dim, in elements."""
 
 
-def all_gather(line: Sequence[Tensor], dim: int) -> Tensor:
+def all_gather(line: Sequence[Tensor], dim: int, order: Sequence[int] = ()) -> Tensor:
     """Concatenate one line of pieces.
 
     Args:
         line: local tensors that are alike but for the size of ``dim``; sizes may be uneven or zero.
         dim: tensor dim, not negative.
+        order: dims from the largest stride to the smallest; that of the first piece when omitted.
     """
-    order = _memory_order(next((t for t in line if t.numel()), line[0]))
-    if order is None:
-        return torch.cat(list(line), dim)
-    joined = torch.cat([t.permute(order) for t in line], order.index(dim))
-    return joined.permute(_inverse(order))
+    order = order or _memory_order(next((t for t in line if t.numel()), line[0]))
+    # Allotted here, for torch.cat would guess a layout where pieces leave it open.
+    shape = [*line[0].shape[:dim], sum(t.shape[dim] for t in line), *line[0].shape[dim + 1 :]]
+    whole = torch.empty([shape[d] for d in order], dtype=line[0].dtype, device=line[0].device)
+    torch.cat([t.permute(order) for t in line], order.index(dim), out=whole)
+    return whole.permute(_inverse(order))
 
 
 def all_reduce(line: Sequence[Tensor], op: str) -> Tensor:
@@ -82,16 +85,18 @@ def fill(piece: Tensor, op: str, *, first: bool) -> Tensor:
     return torch.full_like(piece, _identity(op, piece.dtype))
 
 
-def assemble(sources: Sequence[Tensor], parts: Sequence[Part], shape: Sequence[int], device: torch.device) -> Tensor:
+def assemble(sources: Sequence[Tensor], parts: Sequence[Part], shape: Sequence[int], device: torch.device, order: Sequence[int] = ()) -> Tensor:
     """Build one target piece from parts of source pieces, which may lie on another device.
 
     Args:
         sources: all source pieces.
         parts: what to copy; together they cover the target.
         shape: local shape of the target piece.
+        order: as for ``all_gather``.
     """
     like = sources[parts[0][0]] if parts else sources[0]
-    target = _empty(shape, _memory_order(like), like.dtype, device)
+    order = order or _memory_order(like)
+    target = torch.empty([shape[d] for d in order], dtype=like.dtype, device=device).permute(_inverse(order))
     for number, from_offset, to_offset, size in parts:
         _box(target, to_offset, size).copy_(_box(sources[number], from_offset, size))
     return target
@@ -104,25 +109,15 @@ def _box(tensor: Tensor, offset: Sequence[int], size: Sequence[int]) -> Tensor:
     return tensor
 
 
-def _empty(shape: Sequence[int], order: list[int] | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    if order is None:
-        return torch.empty(list(shape), dtype=dtype, device=device)
-    return torch.empty([shape[d] for d in order], dtype=dtype, device=device).permute(_inverse(order))
-
-
-def _memory_order(tensor: Tensor) -> list[int] | None:
-    """Dims from the largest stride to the smallest; None where that is the order of the dims.
-
-    An expanded tensor has no order of its own, so it counts as row-major.
-    """
-    strides = tensor.stride()
+def _memory_order(tensor: Tensor) -> list[int]:
+    """Dims from the largest stride to the smallest. An expanded tensor has no order of its own: it counts as row-major."""
+    strides, dims = tensor.stride(), list(range(tensor.ndim))
     if any(step == 0 and size > 1 for step, size in zip(strides, tensor.shape, strict=True)):
-        return None
-    order = sorted(range(len(strides)), key=lambda d: -strides[d])
-    return None if order == list(range(len(strides))) else order
+        return dims
+    return sorted(dims, key=lambda d: -strides[d])
 
 
-def _inverse(order: list[int]) -> list[int]:
+def _inverse(order: Sequence[int]) -> list[int]:
     return [order.index(d) for d in range(len(order))]
 
 

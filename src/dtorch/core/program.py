@@ -55,7 +55,8 @@ class Collective(msgspec.Struct, frozen=True, tag="collective"):
     ``kind`` is one of ``all_gather`` (concatenate along ``dim``), ``all_reduce`` (``op``), ``reduce_scatter`` (``op``,
     then keep ``sizes`` along ``dim``), ``slice`` (no communication: keep ``sizes`` along ``dim``) or ``fill`` (no
     communication: make a partial whose first piece is the value). ``outer`` lists the mesh axes before ``axis`` that
-    shard the same dim of the target, outermost first: ``sizes`` is row-major over them and ``axis``.
+    shard the same dim of the target, outermost first: ``sizes`` is row-major over them and ``axis``. ``order`` lists the
+    dims of the whole from the largest stride to the smallest, which pieces alone cannot tell.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class Collective(msgspec.Struct, frozen=True, tag="collective"):
     op: str
     mesh: int = 0
     outer: list[int] = []
+    order: list[int] = []
 
 
 class Exchange(msgspec.Struct, frozen=True, tag="exchange"):
@@ -74,6 +76,7 @@ class Exchange(msgspec.Struct, frozen=True, tag="exchange"):
 
     ``parts[t]`` lists ``(source piece, offset in source, offset in target, size)`` for target piece ``t``; offsets and
     sizes are per dim. ``shapes[t]`` is the target piece's local shape. Source and target may lie on different meshes.
+    ``order`` as for ``Collective``.
     """
 
     source: int
@@ -82,6 +85,7 @@ class Exchange(msgspec.Struct, frozen=True, tag="exchange"):
     shapes: list[list[int]]
     mesh: int
     target_mesh: int
+    order: list[int] = []
 
 
 Step = Local | Collective | Exchange

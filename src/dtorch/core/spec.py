@@ -76,6 +76,13 @@ class Spec:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
 
     @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Dims from the largest stride to the smallest; row-major for an expanded tensor, which has no order of its own."""
+        dims = tuple(range(len(self.shape)))
+        expanded = any(step == 0 and n > 1 for step, n in zip(self.stride, self.shape, strict=True))
+        return dims if expanded else tuple(sorted(dims, key=lambda d: -self.stride[d]))
+
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the whole tensor, once."""
         return math.prod(self.shape) * self.dtype.itemsize

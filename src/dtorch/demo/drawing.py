@@ -41,7 +41,7 @@ def draw_weight(name: str, weight: Any, note: str = "") -> list[str]:
     """
     cuts = _cuts(weight)
     dim, sizes = (0, [weight.shape[0]]) if cuts is None else cuts
-    rows, columns = HEIGHT, WIDTH
+    rows, columns = (HEIGHT if dim == 1 else max(HEIGHT, min(len(sizes), WIDTH))), WIDTH
     along = rows if dim == 0 else columns
     owner = _owners(sizes, along)
     cells = [[owner[r if dim == 0 else c] for c in range(columns)] for r in range(rows)]

@@ -112,7 +112,7 @@ class Builder:
         """Combine pieces along one axis; ``nbytes`` counts for the report, 0 where nothing moves."""
         out = Value(self.new_slot(target), target)
         outer = [a for a in target.sharding_axes(dim) if a < axis] if isinstance(target.placements[axis], Shard) else []
-        self.steps.append(Collective(kind, value.slot, out.slot, axis, dim, list(sizes), op, self.meshes_of[value.slot], outer))
+        self.steps.append(Collective(kind, value.slot, out.slot, axis, dim, list(sizes), op, self.meshes_of[value.slot], outer, list(target.order)))
         if nbytes:
             self.report(kind, target.mesh.axis_names()[axis], nbytes, value.spec, target)
         return out
@@ -120,7 +120,7 @@ class Builder:
     def exchange(self, value: Value, target: Spec, parts: list, shapes: list, kind: str, axis: str, nbytes: float) -> Value:
         """Assemble target pieces from parts of source pieces, point to point."""
         out = Value(self.new_slot(target), target)
-        self.steps.append(Exchange(value.slot, out.slot, parts, shapes, self.meshes_of[value.slot], self.meshes_of[out.slot]))
+        self.steps.append(Exchange(value.slot, out.slot, parts, shapes, self.meshes_of[value.slot], self.meshes_of[out.slot], list(target.order)))
         if nbytes:
             self.report(kind, axis, nbytes, value.spec, target)
         return out

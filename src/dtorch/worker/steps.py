@@ -181,7 +181,7 @@ def _cut(step: Collective, mesh: MeshInfo, at: dict[int, int]) -> tuple[int, int
 
 
 def _gather(step: Collective, line: Pieces, here: int, start: int, size: int) -> Tensor:
-    return comm.all_gather(line, step.dim)
+    return comm.all_gather(line, step.dim, step.order)
 
 
 def _reduce(step: Collective, line: Pieces, here: int, start: int, size: int) -> Tensor:
@@ -209,7 +209,7 @@ def exchange_step(plan: DefinePlan, step: Exchange, device_of: DeviceOf) -> Run:
         pieces, results = slots[step.source], []
         try:
             for parts, shape in zip(step.parts, step.shapes, strict=True):
-                results.append(comm.assemble(pieces, parts, shape, device))
+                results.append(comm.assemble(pieces, parts, shape, device, step.order))
         except Exception as error:
             c = len(results)
             name = f"exchange for {plan.operator}"
