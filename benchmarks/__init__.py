@@ -1,0 +1,1 @@
+"""What dtorch costs, beside plain PyTorch in the same run: ``python -m benchmarks``."""
