@@ -85,7 +85,9 @@ def fill(piece: Tensor, op: str, *, first: bool) -> Tensor:
     return torch.full_like(piece, _identity(op, piece.dtype))
 
 
-def assemble(sources: Sequence[Tensor], parts: Sequence[Part], shape: Sequence[int], device: torch.device, order: Sequence[int] = ()) -> Tensor:
+def assemble(
+    sources: Sequence[Tensor], parts: Sequence[Part], shape: Sequence[int], device: torch.device, order: Sequence[int] = ()
+) -> Tensor:
     """Build one target piece from parts of source pieces, which may lie on another device.
 
     Args:
