@@ -128,12 +128,26 @@ def test_language_model_head():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_inference_of_a_transformer(training):
+@pytest.mark.parametrize("masked", [False, True])
+def test_inference_of_a_transformer(training, masked):
     module = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).train(training)
     names = [n for n, _ in module.named_parameters()]
+    options = {"src_key_padding_mask": torch.arange(5) >= torch.tensor([[5], [3], [4]])} if masked else {}
 
     def fn(x, *weights):
         with torch.inference_mode():
-            return torch.func.functional_call(module, dict(zip(names, weights, strict=True)), (x,))
+            return torch.func.functional_call(module, dict(zip(names, weights, strict=True)), (x,), options)
 
-    check(fn, values(3, 5, 8), *(p.detach() for p in module.parameters()), limit=6, rtol=1e-4, atol=1e-5, rule=training)
+    check(fn, values(3, 5, 8), *(p.detach() for p in module.parameters()), limit=6, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_inference_of_multihead_attention(need_weights):
+    module = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    names = [n for n, _ in module.named_parameters()]
+
+    def fn(x, *weights):
+        with torch.no_grad():
+            return torch.func.functional_call(module, dict(zip(names, weights, strict=True)), (x, x, x), {"need_weights": need_weights})[: 1 + need_weights]
+
+    check(fn, values(3, 5, 8), *(p.detach() for p in module.parameters()), limit=6, rtol=1e-4, atol=1e-5)

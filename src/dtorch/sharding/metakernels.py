@@ -87,6 +87,13 @@ def _batch_gradients(*args: Any, **kwargs: Any) -> tuple:
     return tuple(t if wanted else None for t, wanted in zip(func(*args, **kwargs), mask, strict=True))
 
 
+def _attention_layer(*args: Any, **kwargs: Any) -> tuple:
+    """A fused attention layer gives weights only where they are needed."""
+    func = _aten._native_multi_head_attention.default
+    out, weights = func(*args, **kwargs)
+    return out, weights if OpCall(func, args, kwargs).arg("need_weights") else None
+
+
 def _empty_mean(func: Callable[..., Any]) -> Callable[..., Any]:
     """Gradients of means over nothing, for which the meta kernels divide by zero, look like those of sums."""
 
@@ -118,6 +125,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "aten::nll_loss_backward": _likelihood(_aten.nll_loss_backward.default),
     "aten::nll_loss2d_forward": _likelihood(_aten.nll_loss2d_forward.default),
     "aten::nll_loss2d_backward": _likelihood(_aten.nll_loss2d_backward.default),
+    "aten::_native_multi_head_attention": _attention_layer,
     "aten::native_batch_norm_backward": _batch_gradients,
     "aten::mse_loss_backward": _empty_mean(_aten.mse_loss_backward.default),
     "aten::smooth_l1_loss_backward": _empty_mean(_aten.smooth_l1_loss_backward.default),

@@ -111,11 +111,26 @@ def backward(positions: bool) -> Any:
     return shard
 
 
+def layer(call: OpCall) -> Labels:
+    """Whole layers fused into one kernel, as ``torch.nn`` runs them without gradients: only the batch may be sharded."""
+    batch = call.specs[0].shape[0]
+    kind = call.arg("mask_type")
+
+    def dims(name: str, shape: Sequence[int]) -> list[Dim]:
+        batched = name in ("src", "query", "key", "value") or (name == "mask" and kind in (1, 2) and shape[0] == batch)
+        return ["b" if batched and d == 0 else None for d in range(len(shape))]
+
+    inputs = [dims(n, s.shape) for n, s in zip(tensor_names(call), call.specs, strict=True)]
+    return Labels(inputs, [dims("src", m.shape) for m in call.outs], nonempty=frozenset("b"))
+
+
 def _pair(name: str, positions: bool = True) -> dict[str, Rule]:
     return {name: Rule(forward(positions)), f"{name}_backward": Rule(backward(positions))}
 
 
 TABLE = {
+    "_transformer_encoder_layer_fwd": Rule(layer),
+    "_native_multi_head_attention": Rule(layer),
     **_pair("_scaled_dot_product_flash_attention_for_cpu"),
     **_pair("_scaled_dot_product_flash_attention"),
     **_pair("_scaled_dot_product_cudnn_attention"),
