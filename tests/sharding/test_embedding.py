@@ -75,3 +75,34 @@ def test_a_split_vocabulary_is_never_gathered():
 def test_module():
     module = torch.nn.Embedding(10, 4, padding_idx=2)
     check(lambda w, i: torch.func.functional_call(module, {"weight": w}, (i,)), module.weight.detach(), IDS, grad=True, limit=30)
+
+
+@pytest.mark.parametrize("padding", [None, 7])
+@pytest.mark.parametrize(
+    ("table", "ids", "grad"),
+    [
+        ([Shard(0), Shard(0)], [Replicate()] * 2, [Shard(0), Shard(0)]),
+        ([Replicate(), Shard(0)], [Shard(0), Replicate()], [Partial(), Shard(0)]),
+        ([Shard(1), Shard(0)], [Replicate()] * 2, [Shard(1), Shard(0)]),
+        ([Replicate(), Shard(0, (1, 9))], [Shard(1), Replicate()], [Partial(), Shard(0, (1, 9))]),
+    ],
+)
+def test_the_gradient_of_a_split_table_is_split_alike(table, ids, grad, padding):
+    mesh = init_device_mesh("cpu", (2, 2))
+    plain = values(10, 4).requires_grad_()
+    expected = torch.autograd.grad(F.embedding(IDS, plain, padding).square().sum(), plain)[0]
+    w = place(plain, mesh, tuple(table)).requires_grad_()
+    out = F.embedding(place(IDS, mesh, tuple(ids)), w, padding).square().sum()
+    got = torch.autograd.grad(out, w)[0]
+    assert got.placements == tuple(grad)
+    torch.testing.assert_close(got.to_torch(), expected)
+
+
+def test_what_is_remembered_of_tables_never_decides_a_value():
+    mesh = init_device_mesh("cpu", (2,))
+    plain = [values(10, 4, seed=s).requires_grad_() for s in range(2)]
+    expected = torch.autograd.grad(sum(F.embedding(IDS, t).square().sum() for t in plain), plain)
+    placed = [place(t, mesh, (p,)).requires_grad_() for t, p in zip(plain, (Replicate(), Shard(0)), strict=True)]
+    got = torch.autograd.grad(sum(F.embedding(IDS, t).square().sum() for t in placed), placed)
+    for a, e in zip(got, expected, strict=True):
+        torch.testing.assert_close(a.to_torch(), e)

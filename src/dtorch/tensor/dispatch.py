@@ -154,6 +154,17 @@ def ready(value: Value, client: Client) -> None:
         aliasing.refresh(value.group)
 
 
+def ordinary(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A planned call, past the operator's handler."""
+    client, operator = current_client(), operator_of(func)
+    flat = flatten_call(cls, client, operator, args, kwargs)
+    if flat is None:
+        return _mixed(cls, func, args, kwargs)
+    key, handles, scalars = flat
+    entry = client.cache.get(key) or plan(client, operator, key, args, kwargs)
+    return finish(cls, client, operator, entry, Call(entry.number, handles, [], scalars), current_site(), args, kwargs)
+
+
 def plan(client: Client, operator: Operator, key: tuple, args: tuple, kwargs: dict[str, Any]) -> Entry:
     """Make, define and cache the plan of a call."""
     cls = _tensor_class(args, kwargs)

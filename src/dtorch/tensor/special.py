@@ -10,7 +10,7 @@ from ..core.program import Call, Draw
 from ..core.spec import Spec
 from ..sharding.call import functional_of, has_out, leaves, replace_leaves, returns_written, schema_of, written_args
 from ..sharding.table import rule_for
-from . import dispatch, foreach, moving, silent
+from . import dispatch, foreach, moving, silent, tables
 from .client import current_client
 from .sites import current_site
 
@@ -167,7 +167,7 @@ def install() -> None:
     handlers[_aten.equal.default] = compared
     handlers[_aten.resize_.default] = resized
     handlers[_aten.set_.source_Tensor] = adopted
-    handlers.update(silent.HANDLERS)
+    handlers.update({**silent.HANDLERS, **tables.HANDLERS})
     families = dispatch.HANDLER_FAMILIES
     families.append((lambda f: has_out(f) and functional_of(f) is not None, into_out))
     families.append((lambda f: torch.Tag.inplace_view in f.tags, reshaped_in_place))

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from ...core.placements import Shard
+from ...core.placements import REPLICATE, Partial, Shard
 from ...core.spec import Spec
-from ..builder import Builder, Value
+from ..builder import Builder, Value, Varying
 from ..call import OpCall
 from ..labels import Candidate, Labels, PartialRow
+from ..redistribute import redistribute
 from ..rule import Rule
-from .compose import letters, named, sharded_on
-from .lookup import checked, column, located
+from .compose import has_empty_piece, letters, named, settled, sharded_on
+from .lookup import checked, column, located, varying
 
 _aten = torch.ops.aten
 
@@ -56,6 +57,40 @@ def dense_backward(call: OpCall) -> Labels:
     numbers = letters(ndim, range(ndim) if scaled else ())
     reduce = {c: "sum" for c in numbers if c is not None}
     return Labels([[*numbers, "F"], numbers], [[None, "F"]], reduce, [PartialRow((True, False))])
+
+
+def can_split(grad: Spec, numbers: Spec, table: Spec) -> bool:
+    """Whether ``split_gradient`` applies: every piece holds rows, and sees all numbers and their gradients."""
+    seen = all(numbers.placements[a] == REPLICATE and not isinstance(grad.placements[a], Shard) for a in table.sharding_axes(0))
+    return seen and not has_empty_piece(table, [0])
+
+
+def split_gradient(builder: Builder, grad: Value, numbers: Value, table: Spec, padding: int) -> Value:
+    """The gradient of a table split by rows, split alike: each piece adds up the rows it holds.
+
+    ``numbers`` and ``grad`` (numbers' dims, features) may be split over other axes, which leaves a partial sum.
+    """
+    rows, last = table.sharding_axes(0), len(numbers.spec.shape)
+    grad = settled(builder, grad)
+    tokens = [p if isinstance(p, Shard) and p.dim < last else None for p in grad.spec.placements]
+    numbers = redistribute(builder, numbers, numbers.spec.replace([p or REPLICATE for p in tokens]))
+    features = [Shard(last, p.sizes) if isinstance(p, Shard) and p.dim == 1 else REPLICATE for p in table.placements]
+    grad = redistribute(builder, grad, grad.spec.replace([p or f for p, f in zip(tokens, features, strict=True)]))
+    found = located(builder, numbers, table, 0)
+    outside = column(builder, found.outside, last)
+    held = varying(grad.spec, rows)
+    grad = builder.local(_aten.masked_fill.Scalar, [grad, outside, 0], {}, [held])[0]
+    placements = [Partial() if t is not None else p if isinstance(p, Shard) else REPLICATE for t, p in zip(tokens, table.placements, strict=True)]
+    out = Spec.make(table.mesh, placements, table.shape, grad.spec.dtype)
+    count = Varying(lambda coord: table.local_box(coord)[1][0])
+    own = Varying(lambda coord: _local_number(table, coord, padding))
+    return builder.local(_aten.embedding_dense_backward.default, [grad, found.place, count, own, False], {}, [out])[0]
+
+
+def _local_number(table: Spec, coord: tuple[int, ...], number: int) -> int:
+    """A row's number in a piece, -1 where the piece does not hold it."""
+    (start, *_), (size, *_) = table.local_box(coord)
+    return number - start if start <= number < start + size else -1
 
 
 TABLE = {
