@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from .controller.service import Service
 from .core.errors import UsageError, four_parts
 from .core.mesh import DeviceMesh
+from .core.program import MeshInfo
 from .tensor import client as clients
 from .tensor.client import Client
 from .transport.inprocess import InlineTransport, ThreadTransport
@@ -58,7 +59,7 @@ def _embedded(simulate: Mapping[str, int] | None = None, worker: str = "inline")
     devices = Devices(simulate)
     service = Service(_TRANSPORTS[worker](Executor(devices)), devices.check_mesh)
 
-    def check(mesh: DeviceMesh) -> None:
+    def check(mesh: DeviceMesh | MeshInfo) -> None:
         service.check_mesh(mesh.device_type, mesh.ids)
 
     return Client(service, check, synchronous=os.environ.get("DTORCH_SYNC", "0") not in ("", "0"))

@@ -86,6 +86,10 @@ class DeviceMesh:
             tuple(self.axis_names()[a] for a in wanted),
         )
 
+    def on(self, device_type: str) -> DeviceMesh:
+        """The mesh of the same shape, names and ids on devices of another type."""
+        return _intern(device_type, self.shape, self.ids, self.mesh_dim_names)
+
     def unbind(self, name: str | int) -> list[DeviceMesh]:
         """The sub-meshes along an axis, one per coordinate; ``[self]`` when the mesh has no axis of that name."""
         if isinstance(name, str) and name not in (self.mesh_dim_names or ()):

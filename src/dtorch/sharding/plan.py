@@ -40,6 +40,7 @@ class Plan:
         comms: its collectives.
         how: ``rule``, ``program``, ``replicated`` or ``redistribute``.
         mesh: the mesh it runs on.
+        settles: partial inputs that it reduces first, by number, with the spec they are reduced to.
         aliases: whether the outputs alias the first input on every worker (for views).
     """
 
@@ -50,3 +51,4 @@ class Plan:
     how: str
     mesh: DeviceMesh
     aliases: bool
+    settles: tuple[tuple[int, Spec], ...] = ()

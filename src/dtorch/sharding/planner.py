@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from ..core.errors import MeshError, four_parts
 from ..core.mesh import DeviceMesh
 from ..core.placements import REPLICATE, Partial, Placement, Placements
-from ..core.program import Scalar
+from ..core.program import Collective, Scalar
 from ..core.spec import Spec, contiguous_stride
 from .builder import Builder, Changing, Value, Varying
 from .call import OpCall, OutMeta, draws, functional_of, is_view, leaves, operator_name, replace_leaves, returns_written, schema_of, written_args
@@ -42,7 +42,8 @@ def plan_call(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Plan:
         Whatever PyTorch raises for arguments that do not fit.
     """
     specs = tuple(leaves((args, kwargs), Spec))
-    if specs and not any(s.axes or s.mesh is not specs[0].mesh for s in specs):
+    leaving = specs and isinstance(kwargs.get("device"), torch.device) and kwargs["device"].type != specs[0].mesh.device_type
+    if specs and not leaving and not any(s.axes or s.mesh is not specs[0].mesh for s in specs):
         return _plan_unsplit(func, args, kwargs, specs)
     builder = Builder(operator_name(func), specs, plan_into)
     values = iter(builder.inputs)
@@ -53,14 +54,26 @@ def plan_call(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Plan:
     how = "replicated" if builder.replicated else "program" if len(builder.steps) > 1 else "rule"
     aliases = is_view(func) and len(builder.steps) == 1 and not builder.comms and not written_args(func)
     known = tuple(v.spec for v in outs) if tree is not None else ()
-    return Plan(builder.define(outs), known, tree, tuple(builder.comms), how, builder.meshes[0], aliases)
+    return Plan(builder.define(outs), known, tree, tuple(builder.comms), how, builder.meshes[0], aliases, _settled_inputs(builder))
+
+
+def _settled_inputs(builder: Builder) -> tuple[tuple[int, Spec], ...]:
+    """The inputs that the plan begins by reducing: number, and spec afterwards."""
+    reduced = {v.slot: (number, v.spec) for number, v in enumerate(builder.inputs)}
+    found: dict[int, Spec] = {}
+    for step in builder.steps:
+        if isinstance(step, Collective) and step.kind == "all_reduce" and step.source in reduced:
+            number, spec = reduced[step.source]
+            after = spec.replace((*spec.placements[: step.axis], REPLICATE, *spec.placements[step.axis + 1 :]))
+            reduced[step.output] = (number, after)
+            found[number] = after
+    return tuple(found.items())
 
 
 def _plan_unsplit(func: OpOverload, args: tuple, kwargs: dict[str, Any], specs: tuple[Spec, ...]) -> Plan:
     """The plan where nothing varies over the mesh: the operator itself, once."""
     builder, mesh = Builder(operator_name(func), specs, plan_into), specs[0].mesh
     given = replace_leaves((args, kwargs), Changing, lambda c: c.value)
-    _check_device(builder, mesh, given[1].get("device"))
     inferred = infer_outputs(func, *given)
     builder.random = draws(func, *given)
     whole = (REPLICATE,) * mesh.ndim
@@ -90,8 +103,8 @@ def plan_into(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str,
     builder.random |= draws(func, spec_args, spec_kwargs)
     home = _home(builder, values)
     if home is not None:
-        _check_device(builder, home, kwargs.get("device"))
-        followers = iter([v if v.spec.mesh is home else redistribute(builder, v, Spec.make(home, (REPLICATE,) * home.ndim, v.spec.shape, v.spec.dtype)) for v in values])
+        home = _on_device(func, home, kwargs.get("device"))
+        followers = iter([v if v.spec.mesh is home else _brought(builder, v, home) for v in values])
         args, kwargs = replace_leaves((args, kwargs), Value, lambda _: next(followers))
         values = list(leaves((args, kwargs), Value))
     if inferred is None:
@@ -124,11 +137,21 @@ def _home(builder: Builder, values: Sequence[Value]) -> Any:
     return home
 
 
-def _check_device(builder: Builder, home: DeviceMesh, device: Any) -> None:
-    """A tensor's device is its mesh's: another type would be another mesh."""
-    if isinstance(device, torch.device) and device.type != home.device_type:
-        remedy = "bring the tensor to a mesh of that type with t.redistribute(device_mesh=...), or read it with t.to_torch()"
-        raise MeshError(four_parts(f"{builder.operator} to device {device}", f"a tensor on {home!r} stays on its mesh", "argument device", remedy))
+def _on_device(func: OpOverload, home: DeviceMesh, device: Any) -> DeviceMesh:
+    """The mesh of the results: where a copy is asked for on another type of device, the same mesh on that type."""
+    if not isinstance(device, torch.device) or device.type == home.device_type:
+        return home
+    if func is torch.ops.aten._to_copy.default:
+        return home.on(device.type)
+    remedy = "make the result on the mesh, and bring it over with t.redistribute(device_mesh=...) or read it with t.to_torch()"
+    rule = f"what is made of a tensor on {home!r} is on its mesh"
+    raise MeshError(four_parts(f"{operator_name(func)} on device {device}", rule, "argument device", remedy))
+
+
+def _brought(builder: Builder, value: Value, home: DeviceMesh) -> Value:
+    """A value on another mesh: placed alike on one of the same shape, else (a 0-d one) replicated."""
+    placements = value.spec.placements if value.spec.mesh.shape == home.shape else (REPLICATE,) * home.ndim
+    return redistribute(builder, value, value.spec.replace(placements, home))
 
 
 def _replicated(builder: Builder, value: Value) -> Value:
@@ -318,7 +341,8 @@ def _written_inputs(call: OpCall) -> list[int]:
         return []
     order = [a.name for a in schema_of(call.func).arguments]
     placed = dict(zip(order, call.args, strict=False)) | call.kwargs
-    numbers, at = [], 0
+    numbers: list[int] = []
+    at = 0
     for name in [n for n in order[: len(call.args)]] + list(call.kwargs):
         count = len(list(leaves(placed[name], Spec)))
         if name in names:

@@ -62,6 +62,7 @@ def _cannot_be_carried_back(link: Link) -> UsageError:
 
 def wrote(tensor: Any) -> None:
     """Note a write to a tensor; through a link it is carried on to the base."""
+    tensor._value.settled = None
     group = tensor._value.group
     if group is None:
         return

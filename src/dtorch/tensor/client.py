@@ -14,7 +14,7 @@ import msgspec
 
 from ..core.errors import RemoteError, SessionClosedError, four_parts
 from ..core.mesh import DeviceMesh
-from ..core.program import Barrier, Call, Forget, Free, Instruction, PendingReply, Reply, Sink
+from ..core.program import Barrier, Call, Forget, Free, Instruction, MeshInfo, PendingReply, Reply, Sink
 from ..sharding.plan import Plan
 from .sites import Site, describe_site
 
@@ -40,7 +40,7 @@ class Client:
         synchronous: run every instruction before the next is issued (``DTORCH_SYNC=1``).
     """
 
-    def __init__(self, sink: Sink, check_mesh: Callable[[DeviceMesh], None], synchronous: bool = False) -> None:
+    def __init__(self, sink: Sink, check_mesh: Callable[[DeviceMesh | MeshInfo], None], synchronous: bool = False) -> None:
         self.sink = sink
         self.check_mesh = check_mesh
         self.batch_limit = 1 if synchronous else BATCH
@@ -72,6 +72,8 @@ class Client:
         number = self.next_plan
         self.next_plan += 1
         self.planned += 1
+        for mesh in plan.define.meshes:
+            self.check_mesh(mesh)
         self.outbox.append(msgspec.structs.replace(plan.define, plan=number))
         return number
 

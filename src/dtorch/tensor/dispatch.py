@@ -22,6 +22,7 @@ from ..sharding.table import rule_for
 from . import aliasing, moving, watch
 from .client import Client, closed_error, current_client
 from .decompose import decomposed
+from .settling import settled_args
 from .sites import current_site, is_library
 from .value import Value
 from .wrapper import make_wrapper as _make
@@ -122,23 +123,20 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str
             if not _flatten(cls, client, (a,), key, handles):
                 return _mixed(cls, func, args, kwargs or {})
         else:
-            key.append(a)
-            key.append(kind)
+            key += (a, kind)
     entry: Entry = client.cache.get(tuple(key)) or plan(client, operator, tuple(key), args, kwargs or {})
     frame = _frame(1)
     site = current_site() if is_library(frame.f_code.co_filename) else (frame.f_code, frame.f_lasti)
     if not entry.simple:
         return finish(cls, client, operator, entry, Call(entry.number, handles, [], scalars), site, args, kwargs or {})
-    handle = client.next_handle
-    client.next_handle = handle + 1
+    handle = client.new_handle()
     client.call(Call(entry.number, handles, [handle], scalars), site, entry.nbytes)
-    spec = entry.single
+    spec, value = entry.single, Value(client, handle)
     if entry.aliases:
-        out: Any = wrap(cls, spec, Value(client, handle), args[0])
-        out._value.group = args[0]._value.shared_group()
-        return out
-    out = _make(cls, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
-    out._spec, out._value = spec, Value(client, handle)
+        value.group = args[0]._value.shared_group()
+        return wrap(cls, spec, value, args[0])
+    out: Any = _make(cls, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    out._spec, out._value = spec, value
     return out
 
 
@@ -196,8 +194,12 @@ def finish(cls: type, client: Client, operator: Operator, entry: Entry, call: Ca
         parts = decomposed(made, operator.func, args, kwargs)
         if parts is not None:
             return parts
-    watch.observe(made, site)
     written = aliasing.written_tensors(operator, args, kwargs)
+    if made.settles and source is None and not operator.view:
+        settled = settled_args(made.settles, written, args, kwargs, made.define.operator)
+        if settled is not None:
+            return operator.func(*settled[0], **settled[1])
+    watch.observe(made, site)
     outs = [Value(client, client.new_handle()) for _ in made.define.outputs]
     call = Call(call.plan, call.inputs, [v.handle for v in outs], call.scalars)
     if source is None:

@@ -63,10 +63,10 @@ class PlannedMove:
         self.plan, self.number = plan, number
 
 
-def move(tensor: Any, target: Spec, explicit: bool = True) -> Any:
+def move(tensor: Any, target: Spec, explicit: bool = True, reason: str = "redistribute") -> Any:
     """The same values under the target's mesh and placements, outside autograd; the tensor itself if nothing changes.
 
-    Where no device's piece changes, the result shares the tensor's memory.
+    Where no device's piece changes, the result shares the tensor's memory. ``reason`` is the operator that reports name.
     """
     source = tensor._spec
     if source is target:
@@ -75,11 +75,11 @@ def move(tensor: Any, target: Spec, explicit: bool = True) -> Any:
         return wrap(type(tensor), target, tensor._value)
 
     def make() -> Plan:
-        builder = Builder("redistribute", [source], plan_into)
+        builder = Builder(reason, [source], plan_into)
         out = plan_redistribute(builder, builder.inputs[0], target)
-        return Plan(builder.define([out]), (out.spec,), ..., tuple(builder.comms), "redistribute", source.mesh, False)
+        return Plan(builder.define([out]), (target,), ..., tuple(builder.comms), "redistribute", source.mesh, False)
 
-    return run_plan(("redistribute", source, target), make, [tensor], explicit)[0]
+    return run_plan((reason, source, target), make, [tensor], explicit)[0]
 
 
 def _same_pieces(source: Spec, target: Spec) -> bool:
@@ -87,6 +87,16 @@ def _same_pieces(source: Spec, target: Spec) -> bool:
     if source.mesh is not target.mesh:
         return False
     return all(p == q or k == 1 for p, q, k in zip(source.placements, target.placements, source.mesh.shape, strict=True))
+
+
+def _dense_stride(spec: Spec) -> tuple[int, ...]:
+    """The stride of a copy: the spec's own where its elements lie without gaps, else in the same order without them."""
+    if torch.ops.aten.is_non_overlapping_and_dense.default(spec.meta):
+        return spec.stride
+    stride, step = [0] * len(spec.shape), 1
+    for d in reversed(spec.order):
+        stride[d], step = step, step * max(spec.shape[d], 1)
+    return tuple(stride)
 
 
 def alias(tensor: Any) -> Any:
@@ -126,7 +136,9 @@ def redistributed(tensor: Any, mesh: DeviceMesh | None, placements: Sequence[Pla
     target = source.replace(placements, mesh)
     if target is source:
         return tensor
-    if _same_pieces(source, target):
+    if not _same_pieces(source, target):
+        target = Spec.make(target.mesh, target.placements, target.shape, target.dtype, _dense_stride(source))
+    else:
         # A view to autograd too, so that a write to either is seen by both.
         out = torch.ops.aten.alias.default(tensor)
         out._spec = target

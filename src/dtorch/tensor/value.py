@@ -44,14 +44,18 @@ class Link:
 
 
 class Value:
-    """Owner of one handle: when it dies, the workers forget the value, in stream order."""
+    """Owner of one handle: when it dies, the workers forget the value, in stream order.
 
-    __slots__ = ("client", "group", "handle")
+    ``settled`` is the reduced form of a partial value, with the group's version that it was made of.
+    """
+
+    __slots__ = ("client", "group", "handle", "settled")
 
     def __init__(self, client: Any, handle: int) -> None:
         self.client = client
         self.handle = handle
         self.group: Group | None = None
+        self.settled: tuple[int, Any] | None = None
 
     def __del__(self) -> None:
         self.client.freed.append(self.handle)
