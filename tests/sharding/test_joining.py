@@ -122,6 +122,13 @@ def test_roll(shifts: object, dims: object) -> None:
     check(lambda x: x.roll(shifts, dims), values(5, 4), grad=True)
 
 
+def test_of_permuted() -> None:
+    x = values(3, 4, 5)
+    for order in ((1, 0, 2), (2, 1, 0), (1, 2, 0)):
+        check(lambda x, p=order: (x.permute(p).flip(0, 2), x.permute(p).roll(1, 0).view(-1)), x, limit=20)
+        check(lambda x, p=order: (F.pad(x.permute(p), (1, 0, 0, 2)).view(-1), torch.cat([x.permute(p)] * 2, 1)), x, limit=20)
+
+
 def test_flip_and_roll_move_each_element_at_most_once() -> None:
     mesh = dtorch.init_device_mesh("cpu", (4,))
     x = place(values(16, 8), mesh, (S(0),))

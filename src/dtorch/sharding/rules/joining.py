@@ -18,7 +18,8 @@ from ..call import leaves as tree_leaves
 from ..labels import ANY_OP, LINEAR_OPS, Candidate, Labels, PartialRow
 from ..redistribute import redistribute
 from ..rule import Rule
-from .compose import letters, sharded_on
+from .compose import changed, letters, sharded_on
+from .leafwise import laid
 from .pieces import KEPT, Kept, balanced_leaves, leaf_number, leaves, overlap, shards_of
 
 _aten = torch.ops.aten
@@ -238,12 +239,15 @@ class Padded:
             out.append((start - low, high - start - n) if high > low else (0, -n))
         return out
 
-    def local_args(self, call: OpCall, ins: Sequence[Spec], outs: Sequence[Spec]) -> dict[str, Varying]:
-        """The padding of each piece."""
-        ndim = len(ins[0].shape)
-        rows = {d: self.pads(ins[0], d) for d in range(ndim - self.length, ndim)}
+    def steps(self, builder: Builder, call: OpCall, args: Any, kwargs: Any, outs: Sequence[Spec]) -> list[Value]:
+        """Pad each piece by its own; a piece that is not padded is copied in its own order of strides, so put that right."""
+        x, ndim = args[0], len(args[0].spec.shape)
+        rows = {d: self.pads(x.spec, d) for d in range(ndim - self.length, ndim)}
         dims = list(reversed(rows))
-        return {"pad": Varying(lambda coord: [n for d in dims for n in rows[d][leaf_number(ins[0], d, coord)]])}
+        pad = Varying(lambda coord: [n for d in dims for n in rows[d][leaf_number(x.spec, d, coord)]])
+        args, kwargs = changed(call, args, kwargs, pad=pad)
+        out = builder.local(call.func, args, kwargs, outs)[0]
+        return [out if x.spec.meta.is_contiguous() else laid(builder, out, call)]
 
 
 def padded(call: OpCall) -> Padded:

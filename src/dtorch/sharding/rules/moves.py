@@ -17,6 +17,7 @@ from ..call import OpCall
 from ..labels import ANY_OP, Labels, PartialRow
 from ..rule import Rule
 from .compose import letters, sharded_on
+from .leafwise import laid, placed
 from .pieces import leaf_number, leaves, shards_of
 
 _aten = torch.ops.aten
@@ -88,7 +89,7 @@ def flip_split(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[V
         return [[(shape[d] - o - n if d in dims else o, 0, n)] for d, (o, n) in enumerate(zip(*box, strict=True))]
 
     mirrored = assembled(builder, x, x.spec, runs)
-    out = builder.local(_aten.flip.default, [mirrored, dims], {}, [_out(call, x.spec)])[0]
+    out = builder.local(_aten.flip.default, [mirrored, dims], {}, [placed(x, call.outs[0])])[0]
     return [out]
 
 
@@ -111,7 +112,9 @@ def roll_split(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[V
     def runs(box: Box) -> list[list[Run]]:
         return [_around(o - s, n, whole) for o, n, s, whole in zip(*box, shifts, shape, strict=True)]
 
-    return [assembled(builder, x, _out(call, x.spec), runs)]
+    out = assembled(builder, x, placed(x, call.outs[0]), runs)
+    # An exchange keeps the order of strides of its source, which the operator may not.
+    return [out if x.spec.meta.is_contiguous() else laid(builder, out, call)]
 
 
 def _around(start: int, length: int, whole: int) -> list[Run]:
@@ -178,12 +181,6 @@ def unwindowed(call: OpCall) -> Labels:
     ndim = len(call.arg("input_sizes"))
     dims = letters(ndim, [call.arg("dim") % ndim] if ndim else [])
     return Labels([[*dims, None]], [dims], partial=[PartialRow((True,))], shape_args={"input_sizes": 0})
-
-
-def _out(call: OpCall, like: Spec) -> Spec:
-    """The spec of a call's output, placed like an input."""
-    made = call.outs[0]
-    return Spec.make(like.mesh, like.placements, made.shape, made.dtype, made.stride)
 
 
 TABLE = {
