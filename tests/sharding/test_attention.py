@@ -85,7 +85,12 @@ def test_split_heads_move_nothing_and_draw_nothing():
     out = stays(lambda q, k, v: attend(q, k, v, is_causal=True), *qkv(), mesh=(2, 2), placements=[split] * 3)
     assert out.placements == tuple(split)
     assert torch.equal(torch.get_rng_state(), state)
-    out = stays(lambda q, k, v: attend(q, k, v, enable_gqa=True), *qkv(9, 3), mesh=(2,), placements=[[Shard(1, (6, 3))], *[[Shard(1)]] * 2])
+    out = stays(
+        lambda q, k, v: attend(q, k, v, enable_gqa=True),
+        *qkv(9, 3),
+        mesh=(2,),
+        placements=[[Shard(1, (6, 3))], *[[Shard(1)]] * 2],
+    )
     assert out.placements == (Shard(1, (6, 3)),)
 
 
@@ -110,7 +115,10 @@ def test_dropout_draws_the_same_numbers_everywhere():
 CUDA_SHAPES = {"q": (2, 4, 5, 8), "k": (2, 2, 7, 8), "lse": (2, 4, 5), "state": (2,), "one": ()}
 
 
-@pytest.mark.parametrize("name", ["_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"])
+@pytest.mark.parametrize(
+    "name",
+    ["_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"],
+)
 @pytest.mark.parametrize("placement", [Shard(0), Shard(1)])
 def test_cuda_kernels_are_planned_without_moving_anything(name, placement):
     mesh = init_device_mesh("cuda", (2,))

@@ -90,7 +90,11 @@ def test_a_split_batch_moves_only_sums():
 def test_a_split_batch_s_gradients_move_only_sums():
     mesh = init_device_mesh("cpu", (2,))
     x, w, b, mean, var = inputs(64, 4, 8)
-    x, w, b = place(x, mesh, (Shard(0),)).requires_grad_(), place(w, mesh, (Replicate(),)).requires_grad_(), place(b, mesh, (Replicate(),)).requires_grad_()
+    x, w, b = (
+        place(x, mesh, (Shard(0),)).requires_grad_(),
+        place(w, mesh, (Replicate(),)).requires_grad_(),
+        place(b, mesh, (Replicate(),)).requires_grad_(),
+    )
     out = F.batch_norm(x, place(mean, mesh, (Replicate(),)), place(var, mesh, (Replicate(),)), w, b, True)
     grads = not_replicated(lambda: torch.autograd.grad(out, (x, w, b), out.detach()), at_most_nbytes=2 * 4 * 4 * 2)
     assert grads[0].placements == (Shard(0),)
@@ -109,6 +113,8 @@ def test_cudnn_s_kernel_by_another_name(training):
     if training:
         g = values(6, 4, 3, seed=9)
         wanted = _aten.native_batch_norm_backward.default(g, x, w, mean, var, *expected[1:], True, 1e-5, [True] * 3)
-        grads = _aten.cudnn_batch_norm_backward.default(placed[0], place(g, mesh, (Shard(0),)), placed[1], None, None, *got[1:3], 1e-5, got[3])
+        grads = _aten.cudnn_batch_norm_backward.default(
+            placed[0], place(g, mesh, (Shard(0),)), placed[1], None, None, *got[1:3], 1e-5, got[3]
+        )
         for a, e in zip(grads, wanted, strict=True):
             torch.testing.assert_close(a.to_torch(), e)

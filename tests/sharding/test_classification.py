@@ -22,7 +22,14 @@ def test_nll_loss(reduction):
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_nll_loss_with_weights(reduction):
     x, w = values(7, 10), values(10, seed=1).abs() + 0.125
-    check(lambda x, t, w: F.nll_loss(x, t, w.detach(), reduction=reduction, ignore_index=3), x, TARGET.relu(), w, grad=True, limit=30)
+    check(
+        lambda x, t, w: F.nll_loss(x, t, w.detach(), reduction=reduction, ignore_index=3),
+        x,
+        TARGET.relu(),
+        w,
+        grad=True,
+        limit=30,
+    )
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -75,7 +82,16 @@ def test_cross_entropy_of_probabilities():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_cross_entropy_dtypes(dtype):
-    check(lambda x, t: F.cross_entropy(x, t), values(7, 10, dtype=dtype), TARGET, grad=True, limit=15, partial=(), rtol=2e-2, atol=1e-2)
+    check(
+        lambda x, t: F.cross_entropy(x, t),
+        values(7, 10, dtype=dtype),
+        TARGET,
+        grad=True,
+        limit=15,
+        partial=(),
+        rtol=2e-2,
+        atol=1e-2,
+    )
 
 
 @pytest.mark.parametrize("wrong", [-1, 10, 100])

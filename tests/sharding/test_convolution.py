@@ -36,7 +36,14 @@ def test_transposed(options, groups):
 
 
 def test_one_and_three_dims():
-    check(lambda x, w, b: F.conv1d(x, w, b, padding=1), values(2, 4, 7), values(6, 4, 3, seed=1), values(6, seed=2), grad=True, limit=LIMIT)
+    check(
+        lambda x, w, b: F.conv1d(x, w, b, padding=1),
+        values(2, 4, 7),
+        values(6, 4, 3, seed=1),
+        values(6, seed=2),
+        grad=True,
+        limit=LIMIT,
+    )
     x, w, b = values(2, 2, 4, 4, 4), values(3, 2, 2, 2, 2, seed=1), values(3, seed=2)
     check(F.conv3d, x, w, b, grad=True, limit=LIMIT)
     check(F.conv_transpose1d, values(2, 4, 7), values(4, 6, 3, seed=1), values(6, seed=2), grad=True, limit=LIMIT)
@@ -51,11 +58,20 @@ def test_windows_that_do_not_overlap(stride):
 
 
 def test_one_image_without_a_batch():
-    check(lambda x, w, b: F.conv2d(x, w, b), values(4, 5, 5), values(6, 4, 3, 3, seed=1), values(6, seed=2), grad=True, limit=LIMIT)
+    check(
+        lambda x, w, b: F.conv2d(x, w, b), values(4, 5, 5), values(6, 4, 3, 3, seed=1), values(6, seed=2), grad=True, limit=LIMIT
+    )
 
 
 def test_no_images():
-    check(lambda x, w, b: F.conv2d(x, w, b), torch.empty(0, 4, 5, 5), values(6, 4, 3, 3, seed=1), values(6, seed=2), grad=True, limit=10)
+    check(
+        lambda x, w, b: F.conv2d(x, w, b),
+        torch.empty(0, 4, 5, 5),
+        values(6, 4, 3, 3, seed=1),
+        values(6, seed=2),
+        grad=True,
+        limit=10,
+    )
 
 
 @pytest.mark.parametrize("mask", [[True, False, True], [False, True, False], [False, False, True]])
@@ -105,13 +121,24 @@ def test_what_moves():
     out = stays(lambda x, w: F.conv2d(x, w, groups=2), x, grouped, mesh=(2,), placements=[[Shard(1)], [Shard(0)]])
     assert out.placements == (Shard(1),)
     patches = values(6, 4, 3, 3, seed=1)
-    out = stays(lambda x, w, b: F.conv2d(x, w, b, stride=3), x, patches, b, mesh=(2,), placements=[[Shard(2)], [Replicate()], [Replicate()]])
+    out = stays(
+        lambda x, w, b: F.conv2d(x, w, b, stride=3),
+        x,
+        patches,
+        b,
+        mesh=(2,),
+        placements=[[Shard(2)], [Replicate()], [Replicate()]],
+    )
     assert out.placements == (Shard(2),)
 
 
 def test_a_step_over_batches_moves_nothing():
     mesh = init_device_mesh("cpu", (2,))
-    x, w, b = place(values(4, 4, 6, 6), mesh, (Shard(0),)), place(values(6, 4, 3, 3), mesh, (Replicate(),)), place(values(6), mesh, (Replicate(),))
+    x, w, b = (
+        place(values(4, 4, 6, 6), mesh, (Shard(0),)),
+        place(values(6, 4, 3, 3), mesh, (Replicate(),)),
+        place(values(6), mesh, (Replicate(),)),
+    )
     leaves = [t.requires_grad_() for t in (x, w, b)]
     out = F.conv2d(*leaves)
     grads = not_replicated(lambda: torch.autograd.grad(out, leaves, out.detach()), at_most_nbytes=0)

@@ -56,11 +56,21 @@ def test_a_number_that_no_piece_holds_is_an_error(wrong, placements):
 
 
 def test_a_split_vocabulary_gives_a_partial_sum_and_moves_nothing():
-    out = stays(lambda w, i: F.embedding(i, w), values(10, 4), IDS, mesh=(2, 2), placements=[[Shard(0), Shard(0)], [Replicate()] * 2])
+    out = stays(
+        lambda w, i: F.embedding(i, w), values(10, 4), IDS, mesh=(2, 2), placements=[[Shard(0), Shard(0)], [Replicate()] * 2]
+    )
     assert out.placements == (Partial(), Partial())
-    out = stays(lambda w, i: F.embedding(i, w), values(10, 4), IDS, mesh=(2, 2), placements=[[Shard(0), Shard(1)], [Replicate()] * 2])
+    out = stays(
+        lambda w, i: F.embedding(i, w), values(10, 4), IDS, mesh=(2, 2), placements=[[Shard(0), Shard(1)], [Replicate()] * 2]
+    )
     assert out.placements == (Partial(), Shard(2))
-    out = stays(lambda w, i: F.embedding(i, w), values(10, 4), IDS, mesh=(2, 2), placements=[[Replicate(), Shard(0)], [Shard(0), Replicate()]])
+    out = stays(
+        lambda w, i: F.embedding(i, w),
+        values(10, 4),
+        IDS,
+        mesh=(2, 2),
+        placements=[[Replicate(), Shard(0)], [Shard(0), Replicate()]],
+    )
     assert out.placements == (Shard(0), Partial())
 
 

@@ -13,14 +13,19 @@ from torch import nn
 from tests.sharding.harness import check, values
 
 
-def layer(module: nn.Module, *inputs: torch.Tensor, call: Callable[..., Any] | None = None, limit: int = 8, **options: Any) -> None:
+def layer(
+    module: nn.Module, *inputs: torch.Tensor, call: Callable[..., Any] | None = None, limit: int = 8, **options: Any
+) -> None:
     """Check a module as a function of its inputs, parameters and buffers."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     count = len(inputs)
 
     def fn(*tensors):
         # Running statistics are written in place, and every run must start from the same ones.
-        held = {n: t if t.requires_grad or n not in dict(module.named_buffers()) else t.detach().clone() for n, t in zip(state, tensors[count:], strict=True)}
+        held = {
+            n: t if t.requires_grad or n not in dict(module.named_buffers()) else t.detach().clone()
+            for n, t in zip(state, tensors[count:], strict=True)
+        }
         held = {n: t.detach().clone() if n in dict(module.named_buffers()) else t for n, t in held.items()}
         out = torch.func.functional_call(module, held, tensors[:count]) if call is None else call(module, held, *tensors[:count])
         return out, [held[n] for n, _ in module.named_buffers()]
@@ -76,7 +81,9 @@ def test_multihead_attention_with_masks():
     padding = torch.arange(5) >= torch.tensor([[5], [3], [4]])
 
     def call(module, held, x, padding):
-        return torch.func.functional_call(module, held, (x, x, x), {"attn_mask": causal, "key_padding_mask": padding, "need_weights": False})
+        return torch.func.functional_call(
+            module, held, (x, x, x), {"attn_mask": causal, "key_padding_mask": padding, "need_weights": False}
+        )
 
     layer(module, values(3, 5, 8), padding, call=call)
 
@@ -98,7 +105,13 @@ def test_dropout_layers_draw_alike():
 
 @pytest.mark.parametrize(
     "module",
-    [nn.LayerNorm(6), nn.RMSNorm(6), nn.GroupNorm(2, 4), nn.BatchNorm1d(4), nn.InstanceNorm1d(4, affine=True, track_running_stats=True)],
+    [
+        nn.LayerNorm(6),
+        nn.RMSNorm(6),
+        nn.GroupNorm(2, 4),
+        nn.BatchNorm1d(4),
+        nn.InstanceNorm1d(4, affine=True, track_running_stats=True),
+    ],
     ids=lambda m: type(m).__name__,
 )
 def test_normalisation(module):
@@ -148,6 +161,8 @@ def test_inference_of_multihead_attention(need_weights):
 
     def fn(x, *weights):
         with torch.no_grad():
-            return torch.func.functional_call(module, dict(zip(names, weights, strict=True)), (x, x, x), {"need_weights": need_weights})[: 1 + need_weights]
+            return torch.func.functional_call(
+                module, dict(zip(names, weights, strict=True)), (x, x, x), {"need_weights": need_weights}
+            )[: 1 + need_weights]
 
     check(fn, values(3, 5, 8), *(p.detach() for p in module.parameters()), limit=6, rtol=1e-4, atol=1e-5)

@@ -51,7 +51,9 @@ def test_binary_cross_entropy(reduction):
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_binary_cross_entropy_with_logits(reduction):
     def fn(x, y, w=None, p=None):
-        return F.binary_cross_entropy_with_logits(x, y.detach(), w.detach() if w is not None else w, reduction=reduction, pos_weight=p if p is None else p.detach())
+        return F.binary_cross_entropy_with_logits(
+            x, y.detach(), w.detach() if w is not None else w, reduction=reduction, pos_weight=p if p is None else p.detach()
+        )
 
     check(fn, rows(), rows(1).sigmoid(), grad=True, limit=15)
     check(fn, rows(), rows(1).sigmoid(), values(3, seed=2).abs(), values(3, seed=3).abs(), grad=True, limit=15)

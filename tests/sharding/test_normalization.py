@@ -31,7 +31,14 @@ def test_layer_norm_of_one_row():
 
 
 def test_two_normalised_dims():
-    check(lambda x, w, b: F.layer_norm(x, (4, 6), w, b), values(3, 4, 6), values(4, 6, seed=1), values(4, 6, seed=2), grad=True, limit=20)
+    check(
+        lambda x, w, b: F.layer_norm(x, (4, 6), w, b),
+        values(3, 4, 6),
+        values(4, 6, seed=1),
+        values(4, 6, seed=2),
+        grad=True,
+        limit=20,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -61,7 +68,9 @@ def test_backward_gives_what_is_asked_for(mask):
 
 
 def test_rms_norm_as_torch_runs_it():
-    check(lambda x, w: F.rms_norm(x, (6,), w, 1e-5), values(4, 3, 6), values(6, seed=1), grad=True, rtol=1e-4, atol=1e-5, limit=20)
+    check(
+        lambda x, w: F.rms_norm(x, (6,), w, 1e-5), values(4, 3, 6), values(6, seed=1), grad=True, rtol=1e-4, atol=1e-5, limit=20
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

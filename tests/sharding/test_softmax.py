@@ -34,7 +34,9 @@ def test_dtypes(fn, dtype):
 
 @pytest.mark.parametrize("fn", [F.softmax, F.log_softmax])
 def test_to_a_wider_dtype(fn):
-    check(lambda x: fn(x, -1, dtype=torch.float32), values(4, 6, dtype=torch.bfloat16), grad=True, partial=(), rtol=1e-2, atol=5e-3)
+    check(
+        lambda x: fn(x, -1, dtype=torch.float32), values(4, 6, dtype=torch.bfloat16), grad=True, partial=(), rtol=1e-2, atol=5e-3
+    )
 
 
 @pytest.mark.parametrize("fn", [_aten._softmax.default, _aten._log_softmax.default, _aten._safe_softmax.default])

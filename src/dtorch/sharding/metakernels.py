@@ -57,7 +57,7 @@ def channels_last(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 def channels_last_stride(shape: Sequence[int]) -> tuple[int, ...]:
     """Stride of a batch of images or volumes in channels-last layout."""
-    batch, channels, *spatial = shape
+    _, channels, *spatial = shape
     inner = contiguous_stride([*spatial, channels])
     return (max(math.prod(shape[1:]), 1), 1, *inner[:-1])
 

@@ -29,7 +29,9 @@ def cudnn_batch_norm(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) 
 def cudnn_batch_norm_backward(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """cuDNN's backward, run by PyTorch's own kernel."""
     names = ("input", "grad_output", "weight", "running_mean", "running_var", "save_mean", "save_var", "epsilon")
-    x, grad, weight, mean, var, saved_mean, saved_invstd, eps = [{**dict(zip(names, args, strict=False)), **kwargs}[n] for n in names]
+    x, grad, weight, mean, var, saved_mean, saved_invstd, eps = [
+        {**dict(zip(names, args, strict=False)), **kwargs}[n] for n in names
+    ]
     every = [True, True, True]
     return _aten.native_batch_norm_backward.default(grad, x, weight, mean, var, saved_mean, saved_invstd, True, eps, every)
 

@@ -47,13 +47,13 @@ def dense_backward(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) ->
 
     def make() -> Plan:
         builder = Builder("aten::embedding_dense_backward.default", specs, plan_into)
-        out = split_gradient(builder, *builder.inputs, table, padding)
+        out = split_gradient(builder, builder.inputs[0], builder.inputs[1], table, padding)
         return Plan(builder.define([out]), (out.spec,), ..., tuple(builder.comms), "program", table.mesh, False)
 
     return moving.run_plan(("split gradient", *specs, table, padding), make, [grad, numbers])[0]
 
 
-def _table(cls: type, grad: Any, numbers: Any, count: int, padding: int, scaled: bool) -> Spec | None:
+def _table(cls: Any, grad: Any, numbers: Any, count: int, padding: int, scaled: bool) -> Spec | None:
     """The split table of this size that the numbers were looked up in, if its gradient can be split."""
     if type(grad) is not cls or type(numbers) is not cls or grad._spec.mesh is not numbers._spec.mesh or scaled:
         return None

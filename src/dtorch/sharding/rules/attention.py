@@ -91,7 +91,7 @@ def forward(positions: bool) -> Any:
     def shard(call: OpCall) -> Labels:
         dims = Dims(call, positions)
         inputs = [dims.of(n, s.shape) for n, s in zip(tensor_names(call), call.specs, strict=True)]
-        rest = [[None] * len(m.shape) for m in call.outs[2:]]
+        rest: list[list[Dim]] = [[None] * len(m.shape) for m in call.outs[2:]]
         outputs = [dims.query, dims.rows(call.outs[1].shape), *rest]
         alike = dict.fromkeys("bgs", tuple(range(2, len(outputs))))
         return Attention(inputs, outputs, nonempty=frozenset("bgs"), alike=alike)

@@ -30,9 +30,9 @@ def is_each(call: OpCall) -> bool:
     return call.arg("reduction") == NONE and len(call.arg("self").shape) > 1
 
 
-def dims_of(call: OpCall) -> tuple[list[str | None], list[str | None]]:
+def dims_of(call: OpCall) -> tuple[list[str], list[str]]:
     """Labels of the input and of the target."""
-    dims = letters(len(call.arg("self").shape))
+    dims = [d for d in letters(len(call.arg("self").shape)) if d is not None]
     at = class_dim(call)
     return [*dims[:at], CLASS, *dims[at + 1 :]], [*dims[:at], *dims[at + 1 :]]
 
@@ -105,10 +105,10 @@ def forward(call: OpCall) -> Labels | None:
     if call.arg("reduction") == MEAN:
         return None
     scores, target = dims_of(call)
-    inputs = [scores, target] + [[CLASS]] * (len(call.specs) - 2)
+    inputs: list[list[str]] = [scores, target] + [[CLASS]] * (len(call.specs) - 2)
     if not is_each(call):
         return Likelihood(inputs, [[], []], dict.fromkeys([CLASS, *target], "sum"), nonempty=frozenset(CLASS))
-    alike = dict.fromkeys([CLASS, *target], (1,))
+    alike: dict[str, tuple[int, ...]] = dict.fromkeys([CLASS, *target], (1,))
     return Likelihood(inputs, [target, []], {CLASS: "sum"}, nonempty=frozenset(CLASS), alike=alike)
 
 
@@ -125,7 +125,7 @@ def backward(call: OpCall) -> Labels:
     """Batch and classes; the total weight is global."""
     scores, target = dims_of(call)
     weight = [] if call.arg("weight") is None else [[CLASS]]
-    inputs = [target if is_each(call) else [], scores, target, *weight, []]
+    inputs: list[list[str]] = [target if is_each(call) else [], scores, target, *weight, []]
     return LikelihoodGradient(inputs, [scores], nonempty=frozenset(CLASS))
 
 

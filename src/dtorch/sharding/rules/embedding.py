@@ -80,7 +80,10 @@ def split_gradient(builder: Builder, grad: Value, numbers: Value, table: Spec, p
     outside = column(builder, found.outside, last)
     held = varying(grad.spec, rows)
     grad = builder.local(_aten.masked_fill.Scalar, [grad, outside, 0], {}, [held])[0]
-    placements = [Partial() if t is not None else p if isinstance(p, Shard) else REPLICATE for t, p in zip(tokens, table.placements, strict=True)]
+    placements = [
+        Partial() if t is not None else p if isinstance(p, Shard) else REPLICATE
+        for t, p in zip(tokens, table.placements, strict=True)
+    ]
     out = Spec.make(table.mesh, placements, table.shape, grad.spec.dtype)
     count = Varying(lambda coord: table.local_box(coord)[1][0])
     own = Varying(lambda coord: _local_number(table, coord, padding))

@@ -1,4 +1,4 @@
-"""Group normalisation: images and whole groups are labels; split positions and parted groups are composed from sums per channel."""
+"""Group normalisation: images and whole groups are labels; split positions and parted groups are composed of channel sums."""
 
 from __future__ import annotations
 
@@ -119,7 +119,9 @@ def gradients(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Va
     return [cast(builder, v, m.dtype) for v, m in zip(outs, call.outs, strict=True)]
 
 
-def _of_input(builder: Builder, given: dict[str, Any], at: Groups, grad: Value, unit: Value, rstd: Value, sums: list[Value]) -> Value:
+def _of_input(
+    builder: Builder, given: dict[str, Any], at: Groups, grad: Value, unit: Value, rstd: Value, sums: list[Value]
+) -> Value:
     if given["weight"] is not None:
         weight = settled(builder, given["weight"])
         sums = [product(builder, v, weight) for v in sums]

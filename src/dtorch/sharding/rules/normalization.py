@@ -113,7 +113,9 @@ def rms_norm_backward(builder: Builder, call: OpCall, args: Any, kwargs: Any) ->
     return _gradients(builder, call, wide(builder, grad), unit, rstd, given["weight"], centred=False)
 
 
-def _gradients(builder: Builder, call: OpCall, grad: Value, unit: Value, rstd: Value, weight: Value | None, centred: bool) -> list[Value]:
+def _gradients(
+    builder: Builder, call: OpCall, grad: Value, unit: Value, rstd: Value, weight: Value | None, centred: bool
+) -> list[Value]:
     """Gradients of input, weight and bias, as the output mask wants them; ``unit`` is the input normalised."""
     dims, mask = normalised_dims(call), call.arg("output_mask")
     outer = [d for d in range(len(unit.spec.shape)) if d not in dims]

@@ -1,4 +1,4 @@
-"""Operators on planes: pooling, resizing and padding of the last dims, each plane by itself, so the dims before may be sharded."""
+"""Operators on planes, the last dims: pooling, resizing and padding, each plane by itself, so the dims before may be sharded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def planes(ndim: int, linear: bool = False) -> RuleFn:
     """Rule of an operator on planes of so many dims; of one tensor, it may be linear."""
 
     def shard(call: OpCall) -> Labels:
-        tensors = [*call.specs, *call.outs]
-        outer = min(len(t.shape) for t in tensors) - ndim
-        rows = [[*letters(outer), *[None] * (len(t.shape) - outer)] for t in tensors]
+        lengths = [*(len(s.shape) for s in call.specs), *(len(m.shape) for m in call.outs)]
+        outer = min(lengths) - ndim
+        rows = [[*letters(outer), *[None] * (n - outer)] for n in lengths]
         inputs, outputs = rows[: len(call.specs)], rows[len(call.specs) :]
         sizes = {"input_size": 0} if "input_size" in call.bound else {}
         partial = [PartialRow((True,))] if linear and len(inputs) == 1 else []
