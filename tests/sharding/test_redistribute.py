@@ -91,8 +91,8 @@ def test_dtypes(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     mesh = init_device_mesh("cpu", shape)
     dims = (5, 2) if len(shape) == 1 else (5,)
     x = sample(dims, dtype)
-    ops = ("sum", "avg", "prod") if dtype.is_complex else ("sum", "avg", "max", "min", "prod")
-    placements = every_placement(mesh, dims, ops, (balanced,))
+    ops = ("sum", "prod", "avg") if dtype.is_complex else ("sum", "max", "avg", "min", "prod")
+    placements = every_placement(mesh, dims, ops if len(shape) == 1 else ops[:2], (balanced,))
     # A partial is made here by redistribution itself: no dtype but the floating ones can be taken apart exactly in every way.
     whole = place(x, mesh, [R] * mesh.ndim)
     check_pairs(x, [whole.redistribute(placements=p) for p in placements], placements, mesh)
@@ -365,3 +365,14 @@ def test_errors() -> None:
         x.redistribute(placements=[Shard(0, (1, 2))])
     with pytest.raises(MeshError, match="one mesh"):
         x + x.redistribute(DeviceMesh("cpu", [2, 3]))
+
+
+def test_a_moved_tensor_lies_without_gaps_in_the_order_it_had() -> None:
+    mesh = init_device_mesh("cpu", 2)
+    x = place(values(6, 8), mesh, [R])
+    for view in (lambda t: t[::2], lambda t: t.t()[1:5], lambda t: t[:, ::3], lambda t: t.view(6, 2, 4).permute(2, 0, 1)[1:3]):
+        moved_view = view(x).redistribute(placements=[Shard(0)])
+        expected = view(values(6, 8)).clone()
+        assert moved_view.stride() == expected.stride()
+        assert torch.equal(moved_view.as_strided((2, 2), (2, 1), 1).to_torch(), expected.as_strided((2, 2), (2, 1), 1))
+    assert x[:1].expand(4, 8).redistribute(placements=[Shard(1)]).stride() == (8, 1)
