@@ -28,7 +28,7 @@ def all_gather(line: Sequence[Tensor], dim: int, order: Sequence[int] = ()) -> T
     # Allotted here, for torch.cat would guess a layout where pieces leave it open.
     shape = [*line[0].shape[:dim], sum(t.shape[dim] for t in line), *line[0].shape[dim + 1 :]]
     whole = torch.empty([shape[d] for d in order], dtype=line[0].dtype, device=line[0].device)
-    torch.cat([t.permute(order) for t in line], order.index(dim), out=whole)
+    torch.cat([t.permute(*order) for t in line], order.index(dim), out=whole)
     return whole.permute(_inverse(order))
 
 

@@ -52,10 +52,9 @@ def _holders(source: Spec, target: Spec) -> Iterator[tuple[int, int, int]]:
         axes = sorted({*source.axes, *target.axes})
         copies = mesh.size() // math.prod(mesh.shape[a] for a in axes)
         for place in coordinates([mesh.shape[a] for a in axes]):
-            coord = [0] * mesh.ndim
-            for a, c in zip(axes, place, strict=True):
-                coord[a] = c
-            yield target.piece_of(coord), source.piece_of(coord), copies
+            at = dict(zip(axes, place, strict=True))
+            whole = [at.get(a, 0) for a in range(mesh.ndim)]
+            yield target.piece_of(whole), source.piece_of(whole), copies
         return
     same_kind = source.mesh.device_type == mesh.device_type
     held = dict(zip(source.mesh.ids, coordinates(source.mesh.shape), strict=True)) if same_kind else {}

@@ -284,7 +284,7 @@ class _Planning:
         """Replace arguments that hold global sizes by local ones."""
         local: dict[str, Any] = {}
         for name, number in (getattr(sharding, "shape_args", None) or {}).items():
-            local[name] = Varying(lambda coord, spec=outs[number]: list(spec.local_box(coord)[1]))
+            local[name] = _local_shape(outs[number])
         if hasattr(sharding, "local_args"):
             local.update(sharding.local_args(self.call, ins, outs))
         names = [a.name for a in schema_of(self.call.func).arguments]
@@ -332,6 +332,10 @@ class _Planning:
         outs = [Spec.make(self.mesh, (REPLICATE,) * self.mesh.ndim, m.shape, m.dtype, m.stride) for m in self.call.outs]
         fresh = self.builder.local(self.call.func, args, kwargs, _with_gaps(self.call.func, self.tree, outs), self.mesh)
         return [whole[i] for i in self.written], fresh
+
+
+def _local_shape(spec: Spec) -> Varying:
+    return Varying(lambda coord: list(spec.local_box(coord)[1]))
 
 
 def _written_inputs(call: OpCall) -> list[int]:
