@@ -127,6 +127,13 @@ def test_a_selected_row_is_sent_and_not_the_tensor() -> None:
     assert report.nbytes == 3 * 8 * 4 and not report.replicated
 
 
+def test_complex_views() -> None:
+    z = torch.complex(values(4, 3), values(4, 3, seed=1))
+    check(lambda z: torch.view_as_complex(torch.view_as_real(z) * 2), z)
+    check(lambda x: torch.view_as_complex(x), values(4, 3, 2), grad=False)
+    stays(lambda z: torch.view_as_real(z), z, mesh=(2, 2), placements=[[S(0), S(1)]])
+
+
 @pytest.mark.parametrize("shape", MESHES)
 def test_slices_alias(shape: tuple[int, ...]) -> None:
     def write(x: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,9 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
     return groups
 
 
-def _label_group(label: str, old: Sequence[int], old_dims: list[int], ins: list[Dim], new: Sequence[int], new_dims: list[int], outs: list[Dim]) -> None:
+def _label_group(
+    label: str, old: Sequence[int], old_dims: list[int], ins: list[Dim], new: Sequence[int], new_dims: list[int], outs: list[Dim]
+) -> None:
     i = next((d for d in old_dims if old[d] > 1), None)
     j = next((d for d in new_dims if new[d] > 1), None)
     if i is None or j is None:
@@ -77,8 +79,8 @@ def expanded(call: OpCall) -> Labels:
     """``expand``: stretched and new dims are whole, the others as they were."""
     old, new = call.specs[0].shape, call.outs[0].shape
     skip = len(new) - len(old)
-    ins = [_LETTERS[skip + d] if n == new[skip + d] else None for d, n in enumerate(old)]
-    return Labels([ins], [[None] * skip + ins], partial=_MOVES, shape_args={"size": 0})
+    ins: list[Dim] = [_LETTERS[skip + d] if n == new[skip + d] else None for d, n in enumerate(old)]
+    return Labels([ins], [[*[None] * skip, *ins]], partial=_MOVES, shape_args={"size": 0})
 
 
 def unsqueezed(call: OpCall) -> Labels:
@@ -105,7 +107,21 @@ def reinterpreted(call: OpCall) -> Labels | None:
     return Labels([_LETTERS[:ndim]], [_LETTERS[:ndim]]) if same else None
 
 
+def as_real(call: OpCall) -> Labels:
+    """``view_as_real``: a last dim of two numbers; so a partial sum of complex numbers is one of real ones."""
+    dims = _LETTERS[: len(call.specs[0].shape)]
+    return Labels([dims], [[*dims, None]], partial=[PartialRow((True,))])
+
+
+def as_complex(call: OpCall) -> Labels:
+    """``view_as_complex``: the last dim of two numbers is whole."""
+    dims = _LETTERS[: len(call.outs[0].shape)]
+    return Labels([[*dims, None]], [dims], partial=[PartialRow((True,))])
+
+
 TABLE = {
+    "view_as_real": Rule(as_real),
+    "view_as_complex": Rule(as_complex),
     "view.default": Rule(reshaped),
     "view.dtype": Rule(reinterpreted),
     "_unsafe_view": Rule(reshaped),
