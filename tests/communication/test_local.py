@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dtorch.communication.local import all_gather, all_reduce, assemble, fill, keep, reduce_scatter
+from dtorch.communication.local import all_gather, all_reduce, all_to_all, assemble, fill, keep, reduce_scatter
 
 OPS = ("sum", "avg", "max", "min", "prod")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool)
@@ -50,6 +50,16 @@ def test_gathering_pieces_of_size_1_takes_the_order_it_is_given() -> None:
     pieces = [p.clone() for p in whole.split(1, 1)]
     gathered = all_gather(pieces, 1, (0, 2, 1, 3))
     assert torch.equal(gathered, whole) and gathered.stride() == whole.stride()
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (2, 1, 3), (0, 6)])
+@pytest.mark.parametrize(("from_dim", "dim"), [(0, 1), (1, 0)])
+def test_splitting_anew(sizes: tuple[int, ...], from_dim: int, dim: int) -> None:
+    whole, start = torch.randn(6, 6), 0
+    for size in sizes:
+        piece = all_to_all(whole.split(list(sizes), from_dim), from_dim, dim, start, size)
+        assert torch.equal(piece, whole.narrow(dim, start, size)) and piece.is_contiguous()
+        start += size
 
 
 def test_gathering_expanded_pieces_is_row_major() -> None:

@@ -59,6 +59,14 @@ def test_partials_of_two_kinds_reduce_the_last_axis_first(shape: tuple[int, ...]
     check_pairs(x, [place(x, mesh, p) for p in placements], mixed, mesh)
 
 
+def test_long_axes() -> None:
+    for shape in ((12,), (12, 2), (2, 12)):
+        mesh = init_device_mesh("cpu", shape)
+        x = values(13, 14)
+        rows = every_placement(mesh, (13, 14), (), (balanced,))
+        check_pairs(x, [place(x, mesh, p) for p in rows], rows, mesh)
+
+
 def test_nested_explicit_sizes() -> None:
     mesh = init_device_mesh("cpu", (2, 3))
     x = values(11)

@@ -70,6 +70,16 @@ def reduce_scatter(line: Sequence[Tensor], op: str, dim: int, start: int, size: 
     return all_reduce([t.narrow(dim, start, size) for t in line], op)
 
 
+def all_to_all(line: Sequence[Tensor], from_dim: int, dim: int, start: int, size: int, order: Sequence[int] = ()) -> Tensor:
+    """One piece of a line split anew: ``size`` elements along ``dim`` from ``start`` of the line joined along ``from_dim``.
+
+    Args:
+        from_dim, dim: two different tensor dims.
+        order: as for ``all_gather``.
+    """
+    return all_gather([t.narrow(dim, start, size) for t in line], from_dim, order)
+
+
 def keep(piece: Tensor, dim: int, start: int, size: int) -> Tensor:
     """A copy of ``size`` elements along ``dim`` from ``start``."""
     return piece.narrow(dim, start, size).clone()

@@ -53,8 +53,9 @@ class Collective(msgspec.Struct, frozen=True, tag="collective"):
     """Combine the pieces of a slot along one mesh axis.
 
     ``kind`` is one of ``all_gather`` (concatenate along ``dim``), ``all_reduce`` (``op``), ``reduce_scatter`` (``op``,
-    then keep ``sizes`` along ``dim``), ``slice`` (no communication: keep ``sizes`` along ``dim``) or ``fill`` (no
-    communication: make a partial whose first piece is the value). ``outer`` lists the mesh axes before ``axis`` that
+    then keep ``sizes`` along ``dim``), ``all_to_all`` (concatenate along ``from_dim``, then keep ``sizes`` along another
+    dim, ``dim``), ``slice`` (no communication: keep ``sizes`` along ``dim``) or ``fill`` (no communication: make a
+    partial whose first piece is the value). ``outer`` lists the mesh axes before ``axis`` that
     shard the same dim of the target, outermost first: ``sizes`` is row-major over them and ``axis``. ``order`` lists the
     dims of the whole from the largest stride to the smallest, which pieces alone cannot tell.
     """
@@ -69,6 +70,7 @@ class Collective(msgspec.Struct, frozen=True, tag="collective"):
     mesh: int = 0
     outer: list[int] = []
     order: list[int] = []
+    from_dim: int = 0
 
 
 class Exchange(msgspec.Struct, frozen=True, tag="exchange"):

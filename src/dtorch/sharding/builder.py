@@ -16,7 +16,6 @@ from ..core.spec import Spec
 from .call import operator_name, replace_leaves
 from .plan import Comm
 
-
 PlanInto = Callable[["Builder", OpOverload, tuple, dict[str, Any]], tuple[list["Value"], Any]]
 
 
@@ -82,7 +81,14 @@ class Builder:
             self.meshes.append(mesh)
         return self.meshes.index(mesh)
 
-    def local(self, func: OpOverload | str, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[Spec | None], mesh: DeviceMesh | None = None) -> list[Value]:
+    def local(
+        self,
+        func: OpOverload | str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        outs: Sequence[Spec | None],
+        mesh: DeviceMesh | None = None,
+    ) -> list[Value]:
         """Run an operator on local pieces, once per coordinate over every axis on which an argument or output varies.
 
         ``args`` may hold ``Value`` and ``Varying``. The caller vouches that the local results have the specs ``outs``;
@@ -92,7 +98,9 @@ class Builder:
         varying = _contains((args, kwargs), Varying)
         kept = [spec for spec in outs if spec is not None]
         home = mesh or (values[0].spec.mesh if values else kept[0].mesh)
-        axes = sorted({a for v in values for a in v.spec.axes} | ({a for o in kept for a in o.axes} if varying or not values else set()))
+        axes = sorted(
+            {a for v in values for a in v.spec.axes} | ({a for o in kept for a in o.axes} if varying or not values else set())
+        )
         assert all(set(spec.axes) <= set(axes) for spec in kept), f"{func}: outputs {kept} vary beyond axes {axes}"
         slots = [self._dropped(axes, home) if spec is None else self.new_slot(spec) for spec in outs]
         coords = [_whole(home.ndim, axes, c) for c in coordinates([home.shape[a] for a in axes])] if varying else []
@@ -108,11 +116,23 @@ class Builder:
         self.meshes_of.append(self.mesh_number(mesh))
         return len(self.axes) - 1
 
-    def collective(self, kind: str, value: Value, target: Spec, axis: int, dim: int = 0, sizes: Sequence[int] = (), op: str = "sum", nbytes: float = 0) -> Value:
+    def collective(
+        self,
+        kind: str,
+        value: Value,
+        target: Spec,
+        axis: int,
+        dim: int = 0,
+        sizes: Sequence[int] = (),
+        op: str = "sum",
+        nbytes: float = 0,
+        from_dim: int = 0,
+    ) -> Value:
         """Combine pieces along one axis; ``nbytes`` counts for the report, 0 where nothing moves."""
         out = Value(self.new_slot(target), target)
         outer = [a for a in target.sharding_axes(dim) if a < axis] if isinstance(target.placements[axis], Shard) else []
-        self.steps.append(Collective(kind, value.slot, out.slot, axis, dim, list(sizes), op, self.meshes_of[value.slot], outer, list(target.order)))
+        mesh, order = self.meshes_of[value.slot], list(target.order)
+        self.steps.append(Collective(kind, value.slot, out.slot, axis, dim, list(sizes), op, mesh, outer, order, from_dim))
         if nbytes:
             self.report(kind, target.mesh.axis_names()[axis], nbytes, value.spec, target)
         return out
@@ -120,19 +140,35 @@ class Builder:
     def exchange(self, value: Value, target: Spec, parts: list, shapes: list, kind: str, axis: str, nbytes: float) -> Value:
         """Assemble target pieces from parts of source pieces, point to point."""
         out = Value(self.new_slot(target), target)
-        self.steps.append(Exchange(value.slot, out.slot, parts, shapes, self.meshes_of[value.slot], self.meshes_of[out.slot], list(target.order)))
+        self.steps.append(
+            Exchange(
+                value.slot, out.slot, parts, shapes, self.meshes_of[value.slot], self.meshes_of[out.slot], list(target.order)
+            )
+        )
         if nbytes:
             self.report(kind, axis, nbytes, value.spec, target)
         return out
 
     def report(self, kind: str, axis: str, nbytes: float, source: Spec, target: Spec) -> None:
         """Note a collective for ``explain()`` and ``communication()``."""
-        self.comms.append(Comm(kind, axis, int(nbytes), str(list(source.placements)), str(list(target.placements)), self.operator))
+        self.comms.append(
+            Comm(kind, axis, int(nbytes), str(list(source.placements)), str(list(target.placements)), self.operator)
+        )
 
     def define(self, outputs: Sequence[Value]) -> DefinePlan:
         """The finished definition, numbered 0: the client allots the number."""
         meshes = [MeshInfo(m.device_type, list(m.shape), list(m.ids)) for m in self.meshes]
-        return DefinePlan(0, self.operator, meshes, self.axes, self.meshes_of, len(self.inputs), self.steps, [v.slot for v in outputs], self.random)
+        return DefinePlan(
+            0,
+            self.operator,
+            meshes,
+            self.axes,
+            self.meshes_of,
+            len(self.inputs),
+            self.steps,
+            [v.slot for v in outputs],
+            self.random,
+        )
 
 
 def literal(value: Any) -> Any:

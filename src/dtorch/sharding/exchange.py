@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ..core.mesh import coordinates
-from ..core.spec import Spec
+from ..core.spec import Box, Spec
 
 Part = tuple[int, list[int], list[int], list[int]]
 """(source piece, offset in source, offset in target, size), the last three per dim, in elements."""
@@ -35,14 +35,23 @@ def parts_of(source: Spec, target: Spec, partial_axes: Sequence[int] = ()) -> Pa
     return out
 
 
-def nbytes_moved(source: Spec, target: Spec, parts: Parts) -> int:
-    """Bytes that all devices of the target mesh together receive from devices other than themselves."""
-    volumes = [{s: math.prod(size) for s, _, _, size in row} for row in parts]
-    totals = [sum(row.values()) for row in volumes]
+def nbytes_moved(source: Spec, target: Spec) -> int:
+    """Bytes that all devices of the target mesh together receive from devices other than themselves.
+
+    On axes that are partial on both sides, a device's own piece counts as what it holds already.
+    """
+    totals = [math.prod(size) for _, size in target.boxes]
     moved = 0
     for t, own, copies in _holders(source, target):
-        moved += (totals[t] - volumes[t].get(own, 0)) * copies
+        held = 0 if own < 0 else _common(source.boxes[own], target.boxes[t])
+        moved += (totals[t] - held) * copies
     return moved * source.dtype.itemsize
+
+
+def _common(a: Box, b: Box) -> int:
+    """Elements in both boxes."""
+    pairs = zip(*a, *b, strict=True)
+    return math.prod(max(0, min(s + n, t + m) - max(s, t)) for s, n, t, m in pairs)
 
 
 def _holders(source: Spec, target: Spec) -> Iterator[tuple[int, int, int]]:

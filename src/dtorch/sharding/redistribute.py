@@ -224,13 +224,16 @@ def _one_axis(builder: Builder, value: Value, axis: int, wanted: Placement) -> V
         )
     if isinstance(now, Replicate):
         return builder.collective("slice", value, target, axis, dim=wanted.dim, sizes=target.sizes_on(axis))
-    return _emit_exchange(builder, value, target, "all_to_all", *_exchanged(spec, target), axes=(axis,))
+    if now.dim == wanted.dim:
+        return _emit_exchange(builder, value, target, "all_to_all", *_exchanged(spec, target), axes=(axis,))
+    sizes, moved = target.sizes_on(axis), nbytes_moved(spec, target)
+    return builder.collective("all_to_all", value, target, axis, dim=wanted.dim, sizes=sizes, nbytes=moved, from_dim=now.dim)
 
 
 def _exchanged(source: Spec, target: Spec) -> tuple[Parts, int]:
     """The parts of an exchange on one mesh, and the bytes that all devices receive; partial axes are alike on both sides."""
     parts = parts_of(source, target, source.partial_axes)
-    return parts, nbytes_moved(source, target, parts)
+    return parts, nbytes_moved(source, target)
 
 
 def _emit_exchange(
@@ -255,7 +258,7 @@ def _across_meshes(builder: Builder, value: Value, target: Spec) -> Value:
     value = redistribute(builder, value, _scattered(value.spec))
     landing = target.replace([REPLICATE if isinstance(p, Partial) else p for p in target.placements])
     parts = parts_of(value.spec, landing)
-    nbytes = nbytes_moved(value.spec, landing, parts)
+    nbytes = nbytes_moved(value.spec, landing)
     names = f"{'x'.join(map(str, value.spec.mesh.shape))}->{'x'.join(map(str, landing.mesh.shape))}"
     value = builder.exchange(value, landing, parts, [list(size) for _, size in landing.boxes], "transfer", names, nbytes)
     return _make_partials(builder, value, target)

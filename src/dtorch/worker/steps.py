@@ -18,6 +18,10 @@ from .template import Template, slots_of
 Slots = list[Any]
 Run = Callable[[Slots, list[Any]], None]
 DeviceOf = Callable[[str], torch.device]
+Cut = tuple[int, int, int]
+
+JOIN_ABOVE = 8
+"""Pieces of a line beyond which ``all_to_all`` joins it."""
 
 
 class StepFailed(Exception):
@@ -144,14 +148,14 @@ def collective_step(plan: DefinePlan, step: Collective) -> Run:
     """Combine or cut the pieces of one slot along a mesh axis."""
     source, target = grid_of(plan, step.source), grid_of(plan, step.output)
     lines = _lines(step, source, target)
-    make = _MAKERS[step.kind]
     cuts = [_cut(step, source.mesh, at) for at in target.coords()]
+    made = _joined_once if step.kind == "all_to_all" and len(lines[0]) > JOIN_ABOVE else _one_by_one
 
     def run(slots: Slots, scalars: list[Any]) -> None:
         pieces, results = slots[step.source], []
         try:
-            for line, cut in zip(lines, cuts, strict=True):
-                results.append(make(step, [pieces[i] for i in line], *cut))
+            for piece in made(step, pieces, lines, cuts):
+                results.append(piece)
         except Exception as error:
             c = len(results)
             name = f"{step.kind} for {plan.operator}"
@@ -161,15 +165,33 @@ def collective_step(plan: DefinePlan, step: Collective) -> Run:
     return run
 
 
+def _one_by_one(step: Collective, pieces: Pieces, lines: list[list[int]], cuts: list[Cut]) -> Iterator[Tensor]:
+    make = _MAKERS[step.kind]
+    for line, cut in zip(lines, cuts, strict=True):
+        yield make(step, [pieces[i] for i in line], *cut)
+
+
+def _joined_once(step: Collective, pieces: Pieces, lines: list[list[int]], cuts: list[Cut]) -> Iterator[Tensor]:
+    """``all_to_all`` of long lines: each is joined once for all its targets, which spares k * k small copies."""
+    joined: dict[int, Tensor] = {}
+    for line, (_, start, size) in zip(lines, cuts, strict=True):
+        if line[0] not in joined:
+            joined[line[0]] = comm.all_gather([pieces[i] for i in line], step.from_dim, step.order)
+        yield comm.keep(joined[line[0]], step.dim, start, size)
+
+
 def _lines(step: Collective, source: Grid, target: Grid) -> list[list[int]]:
     """For each target piece, the source pieces it is made from: those along the axis, or the one at its place."""
     k = source.mesh.shape[step.axis]
     if step.kind in ("slice", "fill"):
         return [[i] for i in target.projection(source)]
-    return [[source.number({**at, step.axis: i}) for i in range(k)] for at in target.coords()]
+    stride = source.number({step.axis: 1})
+    firsts = [source.number({**at, step.axis: 0}) for at in target.coords()]
+    whole = {first: [first + i * stride for i in range(k)] for first in dict.fromkeys(firsts)}
+    return [whole[first] for first in firsts]
 
 
-def _cut(step: Collective, mesh: MeshInfo, at: dict[int, int]) -> tuple[int, int, int]:
+def _cut(step: Collective, mesh: MeshInfo, at: dict[int, int]) -> Cut:
     """(coordinate along the axis, start, size) of a target piece within what the outer sharding axes left."""
     k, here, outer = mesh.shape[step.axis], at.get(step.axis, 0), 0
     if not step.sizes:
@@ -190,6 +212,10 @@ def _reduce(step: Collective, line: Pieces, here: int, start: int, size: int) ->
 
 def _reduce_scatter(step: Collective, line: Pieces, here: int, start: int, size: int) -> Tensor:
     return comm.reduce_scatter(line, step.op, step.dim, start, size)
+
+
+def _all_to_all(step: Collective, line: Pieces, here: int, start: int, size: int) -> Tensor:
+    return comm.all_to_all(line, step.from_dim, step.dim, start, size, step.order)
 
 
 def _slice(step: Collective, line: Pieces, here: int, start: int, size: int) -> Tensor:
@@ -223,6 +249,7 @@ _MAKERS: dict[str, Callable[[Collective, Pieces, int, int, int], Tensor]] = {
     "all_gather": _gather,
     "all_reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
     "slice": _slice,
     "fill": _fill,
 }
