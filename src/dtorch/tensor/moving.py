@@ -167,7 +167,9 @@ def put_pieces(cls: type, spec: Spec, pieces: Sequence[torch.Tensor], copy: bool
     client = current_client()
     value = Value(client, client.new_handle())
     client.check_mesh(spec.mesh)
-    client.emit(Put(value.handle, mesh_info(spec.mesh), list(spec.axes), [p.detach().clone() if copy else p.detach() for p in pieces]))
+    client.emit(
+        Put(value.handle, mesh_info(spec.mesh), list(spec.axes), [p.detach().clone() if copy else p.detach() for p in pieces])
+    )
     return wrap(cls, spec, value)
 
 
