@@ -151,6 +151,11 @@ def test_a_kernel_with_dropout_is_random_and_whole():
     plan = plan_call(_aten._scaled_dot_product_flash_attention.default, (q, q, q, 0.5), {})
     assert plan.define.random
     assert plan.outs[0].placements == (Replicate(),)
+    whole = Spec.make(mesh, [Replicate()], (), torch.int64)
+    lse = Spec.make(mesh, [Shard(1)], (2, 4, 5), torch.float32)
+    args = (q, q, q, q, q, lse, None, None, 5, 5, 0.5, False, whole, whole)
+    plan = plan_call(_aten._scaled_dot_product_flash_attention_backward.default, args, {})
+    assert plan.outs[0].placements == (Replicate(),)
 
 
 def test_transformer_layers():

@@ -113,3 +113,21 @@ def test_split_logits_are_not_gathered():
 
     grad = not_replicated(step, at_most_nbytes=8 * 4 * 20)
     assert grad.placements == x.placements
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("placements", [(Shard(0), Shard(0)), (Shard(1), Replicate())])
+def test_half_precision_means_do_not_overflow(placements, weighted):
+    """As on CUDA; the CPU's own kernel adds up in half precision."""
+    mesh = init_device_mesh("cpu", (3,))
+    x = torch.full((3000, 10), -40.0).half()
+    target = (torch.arange(3000) % 10).where(torch.arange(3000) % 7 != 0, -100)
+    weight = values(10, seed=1).abs().half() + 0.5 if weighted else None
+    placed = [place(t, mesh, (p,)) for t, p in zip((x, target), placements, strict=True)]
+    loss = F.nll_loss(*placed, weight if weight is None else place(weight, mesh, (Replicate(),)))
+    torch.testing.assert_close(loss.to_torch(), torch.tensor(40.0).half())
+
+
+def test_linear_cross_entropy():
+    x, w = values(7, 4), values(10, 4, seed=1)
+    check(lambda x, w, t: F.linear_cross_entropy(x, w, t), x, w, TARGET, grad=True, limit=20)

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.sharding.harness import check, values
+from dtorch import Shard, init_device_mesh
+from tests.sharding.harness import check, place, values
 
 REDUCTIONS = ["none", "mean", "sum"]
 _aten = torch.ops.aten
@@ -82,7 +83,22 @@ def test_one_sample():
 
 def test_samples_as_many_as_classes():
     x, t, w = values(3, 3), torch.tensor([2, 0, 1]), values(3, seed=1).abs()
-    check(lambda x, t, w: F.multi_margin_loss(x, t, weight=w.detach()), x, t, w, grad=True, limit=25)
+    for reduction in REDUCTIONS:
+        check(
+            lambda x, t, w, r=reduction: F.multi_margin_loss(x, t, weight=w.detach(), reduction=r), x, t, w, grad=True, limit=15
+        )
+
+
+def test_a_gradient_placed_like_the_weights():
+    """As many samples as classes, and both vectors split alike: they are told apart by name."""
+
+    def fn(g, x, t, w):
+        return _aten.multi_margin_loss_backward.default(g, x, t, 1, 1.0, w, 0)
+
+    mesh = init_device_mesh("cpu", (3,))
+    plain = [values(3, seed=2), values(3, 3), torch.tensor([2, 0, 1]), values(3, seed=1).abs()]
+    placed = [place(t, mesh, (Shard(0),)) for t in plain]
+    torch.testing.assert_close(fn(*placed).to_torch(), fn(*plain))
 
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.huber_loss, F.smooth_l1_loss])

@@ -13,10 +13,10 @@ import torch
 
 from ...core.spec import Spec
 from ..builder import Builder, Value
-from ..call import OpCall, schema_of
+from ..call import OpCall
 from ..labels import Dim, Labels
 from ..rule import Rule
-from .compose import changed, named
+from .compose import changed, named, tensor_names
 
 _aten = torch.ops.aten
 ALIGNMENT = 16
@@ -44,13 +44,6 @@ class Attention(Labels):
         rows = builder.local(_aten.slice.Tensor, [rows, -1, 0, length], {}, [mask.spec])[0]
         args, kwargs = changed(call, args, kwargs, attn_bias=rows)
         return builder.local(call.func, args, kwargs, outs)
-
-
-def tensor_names(call: OpCall) -> list[str]:
-    """Schema names of the tensor arguments, in the order of ``call.specs``."""
-    names = [a.name for a in schema_of(call.func).arguments]
-    given = [*zip(names, call.args, strict=False), *call.kwargs.items()]
-    return [name for name, value in given if isinstance(value, Spec)]
 
 
 class Dims:
@@ -100,9 +93,14 @@ def forward(positions: bool) -> Any:
 
 
 def backward(positions: bool) -> Any:
-    """Rule of a backward kernel: gradients of query, key, value and, where asked for, the mask."""
+    """Rule of a backward kernel: gradients of query, key, value and, where asked for, the mask.
 
-    def shard(call: OpCall) -> Labels:
+    What dropout kept is drawn anew from a seed and a position in the whole tensor, so no piece could do it.
+    """
+
+    def shard(call: OpCall) -> Labels | None:
+        if call.arg("dropout_p"):
+            return None
         dims = Dims(call, positions)
         inputs = [dims.of(n, s.shape) for n, s in zip(tensor_names(call), call.specs, strict=True)]
         outputs = [dims.query, dims.key, dims.key, *[dims.mask(m.shape) for m in call.outs[3:]]]

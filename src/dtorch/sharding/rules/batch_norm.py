@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..builder import Builder, Value
-from ..call import OpCall
+from ..call import OpCall, written_args
 from ..labels import Labels
 from ..rule import Rule
 from .compose import aligned, average, cast, letters, named, product, settled, total, wide
@@ -34,13 +34,11 @@ def _labels(call: OpCall, training: bool) -> tuple[list[list[Any]], list[str | N
 
 def forward(call: OpCall) -> Labels | None:
     """In training only channels are independent; otherwise every element is, and saved statistics are alike or empty."""
-    training = call.arg("training", False)
-    inputs, dims = _labels(call, training)
+    inputs, dims = _labels(call, call.arg("training", False) or bool(written_args(call.func)))
     outputs = [dims, *[[CHANNEL if n else None for n in m.shape] for m in call.outs[1:]]]
     every = frozenset(d for d in dims if d is not None)
     saved = tuple(range(1, len(outputs)))
-    alike = {d: saved for d in every if d != CHANNEL or not training}
-    return Labels(inputs, outputs, nonempty=every, alike=alike)
+    return Labels(inputs, outputs, nonempty=every, alike=dict.fromkeys(every, saved))
 
 
 def backward(call: OpCall) -> Labels:

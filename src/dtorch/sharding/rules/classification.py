@@ -12,7 +12,7 @@ from ..builder import Builder, Value
 from ..call import OpCall
 from ..labels import Labels
 from ..rule import Rule
-from .compose import cast, changed, letters, named, settled, sharded_on
+from .compose import NARROW, cast, changed, letters, named, settled, sharded_on
 from .lookup import Found, checked, column, located, varying
 from .losses import MEAN, NONE, SUM
 
@@ -116,9 +116,28 @@ def mean(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Value] 
     """The sum of losses divided by the sum of weights."""
     if call.arg("reduction") != MEAN:
         return None
-    args, kwargs = changed(call, args, kwargs, reduction=SUM)
-    loss, weight = (settled(builder, v) for v in builder.op(call.func, *args, **kwargs))
-    return [builder.op(_aten.div.Tensor, loss, weight), weight]
+    if call.outs[0].dtype in NARROW:
+        loss, weight = _wide_sums(builder, call, args, kwargs)
+    else:
+        args, kwargs = changed(call, args, kwargs, reduction=SUM)
+        loss, weight = (settled(builder, v) for v in builder.op(call.func, *args, **kwargs))
+    results = builder.op(_aten.div.Tensor, loss, weight), weight
+    return [cast(builder, v, m.dtype) for v, m in zip(results, call.outs, strict=True)]
+
+
+def _wide_sums(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> tuple[Value, Value]:
+    """The sums of losses and of weights in float32: in half precision that of the losses might overflow."""
+    given = named(call, args, kwargs)
+    args, kwargs = changed(call, args, kwargs, reduction=NONE)
+    loss = builder.op(call.func, *args, **kwargs)[0]
+    held = builder.op(_aten.ne.Scalar, settled(builder, given["target"]), given["ignore_index"])
+    if given["weight"] is not None:
+        classes = builder.op(_aten.mul.Tensor, cast(builder, given["target"], torch.int64), held)
+        weights = settled(builder, given["weight"])
+        each = builder.op(_aten.index_select.default, weights, 0, builder.op(_aten.view.default, classes, [-1]))
+        held = builder.op(_aten.mul.Tensor, builder.op(_aten.view.default, each, list(held.spec.shape)), held)
+    loss, held = (builder.op(_aten.sum.default, v, dtype=torch.float32) for v in (loss, held))
+    return settled(builder, loss), settled(builder, held)
 
 
 def backward(call: OpCall) -> Labels:

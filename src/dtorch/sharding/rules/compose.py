@@ -61,6 +61,13 @@ def named(call: OpCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[
     return {**values, **{a.name: v for a, v in zip(schema.arguments, args, strict=False)}, **kwargs}
 
 
+def tensor_names(call: OpCall) -> list[str]:
+    """Schema names of the tensor arguments, in the order of ``call.specs``."""
+    names = [a.name for a in schema_of(call.func).arguments]
+    given = [*zip(names, call.args, strict=False), *call.kwargs.items()]
+    return [name for name, value in given if isinstance(value, Spec)]
+
+
 def changed(call: OpCall, args: Sequence[Any], kwargs: Mapping[str, Any], **new: Any) -> tuple[list[Any], dict[str, Any]]:
     """Arguments of a call with some of them, by schema name, replaced."""
     names = [a.name for a in schema_of(call.func).arguments]

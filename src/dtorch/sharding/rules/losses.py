@@ -12,7 +12,7 @@ from ..call import OpCall
 from ..labels import Labels
 from ..rule import Rule, RuleFn
 from . import pointwise
-from .compose import NARROW, cast, changed, named, settled
+from .compose import NARROW, cast, changed, named, settled, tensor_names
 
 _aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
@@ -51,15 +51,15 @@ def unless_mean(row: RuleFn) -> RuleFn:
 
 
 def samplewise(call: OpCall) -> Labels:
-    """Whole rows of a matrix may lie apart; a vector is one sample. Tensors whose first dim is not that of rows are whole."""
+    """Whole rows of a matrix may lie apart; a vector is one sample. Weights are per class."""
     first = call.arg("self").shape
-    rows = len(first) == 2
 
-    def dims(shape: torch.Size) -> list[str | None]:
-        return ["n" if rows and d == 0 and n == first[0] and shape is not weight else None for d, n in enumerate(shape)]
+    def dims(shape: torch.Size, name: str = "") -> list[str | None]:
+        rows = len(first) == 2 and name != "weight"
+        return ["n" if rows and d == 0 else None for d in range(len(shape))]
 
-    weight = call.arg("weight").shape if call.arg("weight") is not None else None
-    return Labels([dims(s.shape) for s in call.specs], [dims(m.shape) for m in call.outs])
+    inputs = [dims(s.shape, n) for s, n in zip(call.specs, tensor_names(call), strict=True)]
+    return Labels(inputs, [dims(m.shape) for m in call.outs])
 
 
 def reduced(count: Count) -> Any:
