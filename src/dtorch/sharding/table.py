@@ -23,6 +23,7 @@ from .rules import (
     matmul,
     moves,
     normalization,
+    padding,
     pointwise,
     pooling,
     random,
@@ -32,6 +33,7 @@ from .rules import (
     shapes,
     slicing,
     softmax,
+    spreading,
     statistics,
 )
 
@@ -48,6 +50,8 @@ FAMILIES: tuple[Table, ...] = (
     scans.TABLE,
     ranking.TABLE,
     statistics.TABLE,
+    spreading.TABLE,
+    padding.TABLE,
     softmax.TABLE,
     normalization.TABLE,
     batch_norm.TABLE,
