@@ -31,8 +31,7 @@ part() { # name, limit in seconds, command...
 }
 
 part demo "$DEMO_LIMIT_S" dtorch demo --device cuda --mesh dp=1,tp=2,pp=2 --tokens 24
-part tests "$TESTS_LIMIT_S" python -m pytest -q -p scripts.on_gpu \
-    tests/sharding/test_softmax.py tests/sharding/test_slicing.py tests/worker/test_devices.py
+part tests "$TESTS_LIMIT_S" python -m pytest -q -p scripts.on_gpu tests/sharding/test_softmax.py tests/worker/test_devices.py
 part benchmarks "$BENCH_LIMIT_S" python -m benchmarks --device cuda --quick --only add --only planning --only layer \
     --only prefill --only decode --json "${OUT:-benchmarks/results}/gpu.json"
 
