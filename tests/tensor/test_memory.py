@@ -23,8 +23,13 @@ MESH = init_device_mesh("cpu", (2, 2))
 
 @pytest.fixture
 def session() -> Iterator[tuple[Client, Executor]]:
-    with own_session() as pair:
-        yield pair
+    gc.collect()
+    gc.freeze()  # what there is already need not be searched again and again
+    try:
+        with own_session() as pair:
+            yield pair
+    finally:
+        gc.unfreeze()
 
 
 def live(session: tuple[Client, Executor]) -> int:
