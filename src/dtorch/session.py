@@ -15,7 +15,6 @@ from .transport.inprocess import InlineTransport, ThreadTransport
 from .worker.devices import Devices
 from .worker.executor import Executor
 
-
 _TRANSPORTS = {"inline": InlineTransport, "thread": ThreadTransport}
 
 
@@ -36,7 +35,14 @@ def init(*, simulate: Mapping[str, int] | None = None, worker: str = "inline") -
         rule = f"an embedded worker is one of {tuple(_TRANSPORTS)}"
         raise UsageError(four_parts(f"worker={worker!r}", rule, "dtorch.init", "use one of these"))
     if clients.running() is not None:
-        raise UsageError(four_parts("init() while a session is running", "one session at a time", "dtorch.init", "call dtorch.shutdown() first; its tensors' data is released then"))
+        raise UsageError(
+            four_parts(
+                "init() while a session is running",
+                "one session at a time",
+                "dtorch.init",
+                "call dtorch.shutdown() first; its tensors' data is released then",
+            )
+        )
     client = _embedded(simulate, worker)
     clients.set_current(client)
     return client

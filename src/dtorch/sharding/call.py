@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -99,39 +99,39 @@ _ATOMS = frozenset((int, float, bool, str, type(None), torch.dtype))
 """Types that hold nothing; ``kind`` is never one of them."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def schema_of(func: OpOverload) -> torch.FunctionSchema:
     """The operator's schema. ``_schema`` is the only place PyTorch keeps it."""
     return func._schema
 
 
-@lru_cache(maxsize=None)
+@cache
 def operator_name(func: OpOverload) -> str:
     """Qualified name with overload, e.g. ``aten::add.Tensor``."""
     schema = schema_of(func)
     return f"{schema.name}.{schema.overload_name or 'default'}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def written_args(func: OpOverload) -> tuple[str, ...]:
     """Names of the arguments that the operator writes to."""
     return tuple(a.name for a in schema_of(func).arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
-@lru_cache(maxsize=None)
+@cache
 def has_out(func: OpOverload) -> bool:
     """Whether the operator writes its results to ``out=`` arguments."""
     return any(a.is_out for a in schema_of(func).arguments)
 
 
-@lru_cache(maxsize=None)
+@cache
 def returns_written(func: OpOverload) -> bool:
     """Whether what the operator returns are the arguments it writes."""
     returns = schema_of(func).returns
     return bool(returns) and all(r.alias_info is not None and r.alias_info.is_write for r in returns)
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_view(func: OpOverload) -> bool:
     """Whether outputs alias an input that the operator does not write to."""
     return any(r.alias_info is not None and not r.alias_info.is_write for r in schema_of(func).returns)
@@ -147,7 +147,7 @@ def draws(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
     return "dropout_p" not in {a.name for a in schema_of(func).arguments} or kwargs.get("dropout_p", 0.0) != 0
 
 
-@lru_cache(maxsize=None)
+@cache
 def functional_of(func: OpOverload) -> OpOverload | None:
     """The overload that computes the same without writing to its arguments, or None."""
     schema = schema_of(func)

@@ -18,7 +18,19 @@ from ..core.placements import REPLICATE, Partial, Placement, Placements
 from ..core.program import Collective, Scalar
 from ..core.spec import Spec, contiguous_stride
 from .builder import Builder, Changing, Value, Varying
-from .call import OpCall, OutMeta, draws, functional_of, is_view, leaves, operator_name, replace_leaves, returns_written, schema_of, written_args
+from .call import (
+    OpCall,
+    OutMeta,
+    draws,
+    functional_of,
+    is_view,
+    leaves,
+    operator_name,
+    replace_leaves,
+    returns_written,
+    schema_of,
+    written_args,
+)
 from .cost import LATENCY_NBYTES, change_cost, group_nbytes
 from .infer import infer_outputs
 from .labels import Candidate
@@ -54,7 +66,9 @@ def plan_call(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Plan:
     how = "replicated" if builder.replicated else "program" if len(builder.steps) > 1 else "rule"
     aliases = is_view(func) and len(builder.steps) == 1 and not builder.comms and not written_args(func)
     known = tuple(v.spec for v in outs) if tree is not None else ()
-    return Plan(builder.define(outs), known, tree, tuple(builder.comms), how, builder.meshes[0], aliases, _settled_inputs(builder))
+    return Plan(
+        builder.define(outs), known, tree, tuple(builder.comms), how, builder.meshes[0], aliases, _settled_inputs(builder)
+    )
 
 
 def _settled_inputs(builder: Builder) -> tuple[tuple[int, Spec], ...]:
@@ -110,7 +124,9 @@ def plan_into(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str,
     if inferred is None:
         return _opaque(builder, func, args, kwargs, values), None
     metas, tree = inferred
-    call = OpCall(func, *replace_leaves(replace_leaves((args, kwargs), Value, lambda v: v.spec), Changing, lambda c: Scalar(c.index)))
+    call = OpCall(
+        func, *replace_leaves(replace_leaves((args, kwargs), Value, lambda v: v.spec), Changing, lambda c: Scalar(c.index))
+    )
     object.__setattr__(call, "outs", metas)
     return _Planning(builder, call, args, kwargs, values, tree).run(), tree
 
@@ -133,7 +149,14 @@ def _home(builder: Builder, values: Sequence[Value]) -> Any:
     home = next((v.spec.mesh for v in values if v.spec.shape), values[0].spec.mesh)
     for v in values:
         if v.spec.mesh is not home and v.spec.shape:
-            raise MeshError(four_parts(f"{builder.operator} on a tensor on {home!r} and one on {v.spec.mesh!r}", MIXED_RULE, "the operator on your line", "bring one over with t.redistribute(device_mesh=...)"))
+            raise MeshError(
+                four_parts(
+                    f"{builder.operator} on a tensor on {home!r} and one on {v.spec.mesh!r}",
+                    MIXED_RULE,
+                    "the operator on your line",
+                    "bring one over with t.redistribute(device_mesh=...)",
+                )
+            )
     return home
 
 
@@ -170,7 +193,9 @@ def _opaque(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str, A
 class _Planning:
     """The planning of one operator call."""
 
-    def __init__(self, builder: Builder, call: OpCall, args: tuple, kwargs: dict[str, Any], values: list[Value], tree: Any) -> None:
+    def __init__(
+        self, builder: Builder, call: OpCall, args: tuple, kwargs: dict[str, Any], values: list[Value], tree: Any
+    ) -> None:
         self.builder, self.call, self.args, self.kwargs, self.values = builder, call, args, kwargs, values
         self.tree = tree
         self.mesh = values[0].spec.mesh
@@ -220,7 +245,11 @@ class _Planning:
         cuts: dict[str, tuple[int, ...]] = {}
         moved = 0.0
         for axis in range(self.mesh.ndim):
-            candidate = self.cheapest(sharding.candidates(axis, specs, cuts), axis, specs) if self.mesh.shape[axis] > 1 else self.kept(specs, axis)
+            candidate = (
+                self.cheapest(sharding.candidates(axis, specs, cuts), axis, specs)
+                if self.mesh.shape[axis] > 1
+                else self.kept(specs, axis)
+            )
             if candidate is None:
                 return None
             moved += sum(change_cost(s, axis, s.placements[axis], p) for s, p in zip(specs, candidate.inputs, strict=True))
@@ -232,7 +261,9 @@ class _Planning:
 
     def kept(self, specs: Sequence[Spec], axis: int) -> Candidate:
         """On an axis of one device every placement is the same: outputs are replicated, inputs and destinations stay."""
-        outs = [specs[self.returned[i]].placements[axis] if i < len(self.returned) else REPLICATE for i in range(len(self.call.outs))]
+        outs = [
+            specs[self.returned[i]].placements[axis] if i < len(self.returned) else REPLICATE for i in range(len(self.call.outs))
+        ]
         return Candidate(tuple(s.placements[axis] for s in specs), tuple(outs))
 
     def cheapest(self, candidates: Sequence[Candidate], axis: int, specs: Sequence[Spec]) -> Candidate | None:
@@ -280,7 +311,9 @@ class _Planning:
             results[out] = self.values[i] if self.values[i].spec is outs[out] else Value(self.values[i].slot, outs[out])
         return results
 
-    def localize(self, sharding: Any, args: tuple, kwargs: dict[str, Any], ins: list[Spec], outs: list[Spec]) -> tuple[tuple, dict[str, Any]]:
+    def localize(
+        self, sharding: Any, args: tuple, kwargs: dict[str, Any], ins: list[Spec], outs: list[Spec]
+    ) -> tuple[tuple, dict[str, Any]]:
         """Replace arguments that hold global sizes by local ones."""
         local: dict[str, Any] = {}
         for name, number in (getattr(sharding, "shape_args", None) or {}).items():

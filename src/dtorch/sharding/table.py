@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 from torch import Tag
 from torch._ops import OpOverload
@@ -73,7 +73,7 @@ def register(name: str, rule: Rule) -> None:
     rule_for.cache_clear()
 
 
-@lru_cache(maxsize=None)
+@cache
 def rule_for(func: OpOverload) -> Rule | None:
     """The rule of an operator: by name and overload, then by name; an in-place form has its functional form's rule."""
     schema = schema_of(func)

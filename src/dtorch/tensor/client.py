@@ -164,7 +164,14 @@ class Client:
             f"{site}; on {failure.device}; local shapes {failure.shapes}; plan {failure.plan}",
             "mend the call at that line; set DTORCH_SYNC=1 to stop exactly there. The session stays usable\n" + failure.traceback,
         )
-        return RemoteError(text, operator=failure.operator, site=site, device=failure.device, shapes=failure.shapes, worker_traceback=failure.traceback)
+        return RemoteError(
+            text,
+            operator=failure.operator,
+            site=site,
+            device=failure.device,
+            shapes=failure.shapes,
+            worker_traceback=failure.traceback,
+        )
 
     def _site_of(self, sequence: int) -> Site:
         for first, sites in self.history:
@@ -207,7 +214,14 @@ def current_client() -> Client:
 
 def closed_error() -> SessionClosedError:
     """The error for a tensor whose session is over."""
-    return SessionClosedError(four_parts("a tensor of a session that was shut down", "a tensor's data lives as long as its session", "the operator on your line", "read what you need with to_torch() before dtorch.shutdown(), and make tensors anew after it"))
+    return SessionClosedError(
+        four_parts(
+            "a tensor of a session that was shut down",
+            "a tensor's data lives as long as its session",
+            "the operator on your line",
+            "read what you need with to_torch() before dtorch.shutdown(), and make tensors anew after it",
+        )
+    )
 
 
 def running() -> Client | None:

@@ -184,7 +184,17 @@ def _tensor_class(args: tuple, kwargs: dict[str, Any]) -> type | None:
     return next((type(t) for t in leaves((args, kwargs), torch.Tensor)), None)
 
 
-def finish(cls: type, client: Client, operator: Operator, entry: Entry, call: Call, site: Any, args: tuple, kwargs: dict[str, Any], source: Any = None) -> Any:
+def finish(
+    cls: type,
+    client: Client,
+    operator: Operator,
+    entry: Entry,
+    call: Call,
+    site: Any,
+    args: tuple,
+    kwargs: dict[str, Any],
+    source: Any = None,
+) -> Any:
     """Issue a call whose result is more than one fresh wrapper: several outputs, views, writes, unknown shapes.
 
     ``source`` draws a random call's numbers.
@@ -220,7 +230,9 @@ def finish(cls: type, client: Client, operator: Operator, entry: Entry, call: Ca
     return replace_leaves(made.tree, type(...), lambda _: next(fresh))
 
 
-def flatten_call(cls: type, client: Client, operator: Operator, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, list[int], list[Any]] | None:
+def flatten_call(
+    cls: type, client: Client, operator: Operator, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, list[int], list[Any]] | None:
     """Key, input handles and changing numbers of a call; None when a plain tensor is among its arguments."""
     key: list[Any] = [operator.key]
     handles: list[int] = []
@@ -247,8 +259,6 @@ def described(cls: type, client: Client, operator: Operator, made: Plan, outs: l
     return results[0] if len(results) == 1 else tuple(results)
 
 
-
-
 def _flatten(cls: Any, client: Client, items: Any, key: list[Any], handles: list[int]) -> bool:
     """Key and handles of a list argument; False when it holds a plain tensor."""
     key.append(len(items))
@@ -266,4 +276,3 @@ def _flatten(cls: Any, client: Client, items: Any, key: list[Any], handles: list
             key.append(a)
             key.append(type(a))
     return True
-

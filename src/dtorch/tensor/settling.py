@@ -12,7 +12,9 @@ from ..sharding.call import leaves, replace_leaves
 from . import moving
 
 
-def settled_args(settles: Sequence[tuple[int, Spec]], written: Sequence[Any], args: tuple, kwargs: dict[str, Any], operator: str) -> tuple[tuple, dict[str, Any]] | None:
+def settled_args(
+    settles: Sequence[tuple[int, Spec]], written: Sequence[Any], args: tuple, kwargs: dict[str, Any], operator: str
+) -> tuple[tuple, dict[str, Any]] | None:
     """Arguments with each partial tensor that the plan reduces in its reduced form; None where there is none to replace.
 
     Args:

@@ -7,13 +7,11 @@ from typing import Any
 import torch
 
 from ..core.program import Call, Draw
-from ..core.spec import Spec
 from ..sharding.call import functional_of, has_out, leaves, replace_leaves, returns_written, schema_of, written_args
 from ..sharding.table import rule_for
 from . import dispatch, foreach, moving, silent, tables
 from .client import current_client
 from .sites import current_site
-
 from .wrapper import wrap
 
 _aten = torch.ops.aten

@@ -17,7 +17,6 @@ from .defaults import default_mesh
 from .future import TensorFuture
 from .value import Value
 
-
 _torch_data: Any = torch.Tensor.data
 
 

@@ -39,7 +39,9 @@ class Link:
 
     __slots__ = ("base", "root", "scatter", "seen", "view")
 
-    def __init__(self, base: Any, root: Any, view: Callable[[Any], Any], scatter: Callable[[Any, Any], Any] | None, seen: int) -> None:
+    def __init__(
+        self, base: Any, root: Any, view: Callable[[Any], Any], scatter: Callable[[Any, Any], Any] | None, seen: int
+    ) -> None:
         self.base, self.root, self.view, self.scatter, self.seen = base, root, view, scatter, seen
 
 

@@ -23,7 +23,9 @@ def labels(call: OpCall, partial: Sequence[PartialRow] = ()) -> Labels | None:
     if not call.outs or any(len(s.shape) > len(call.outs[0].shape) for s in call.specs):
         return None
     shape = call.outs[0].shape
-    return Labels([broadcast_dims(s.shape, shape) for s in call.specs], [_LETTERS[: len(shape)]] * len(call.outs), partial=partial)
+    return Labels(
+        [broadcast_dims(s.shape, shape) for s in call.specs], [_LETTERS[: len(shape)]] * len(call.outs), partial=partial
+    )
 
 
 def additive(call: OpCall) -> Labels | None:
