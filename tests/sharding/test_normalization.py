@@ -17,17 +17,17 @@ def norm(x, w=None, b=None):
 
 
 def test_layer_norm():
-    check(norm, values(4, 3, 6), values(6, seed=1), values(6, seed=2), grad=True, limit=20)
+    check(norm, values(4, 3, 6), values(6, seed=1), values(6, seed=2), grad=True, limit=10)
 
 
 def test_layer_norm_without_weight_or_bias():
-    check(norm, values(4, 6), grad=True, limit=20)
-    check(norm, values(4, 6), values(6, seed=1), grad=True, limit=20)
-    check(lambda x, b: norm(x, None, b), values(4, 6), values(6, seed=1), grad=True, limit=20)
+    check(norm, values(4, 6), grad=True, limit=10)
+    check(norm, values(4, 6), values(6, seed=1), grad=True, limit=10)
+    check(lambda x, b: norm(x, None, b), values(4, 6), values(6, seed=1), grad=True, limit=10)
 
 
 def test_layer_norm_of_one_row():
-    check(norm, values(6), values(6, seed=1), values(6, seed=2), grad=True, limit=20)
+    check(norm, values(6), values(6, seed=1), values(6, seed=2), grad=True, limit=10)
 
 
 def test_two_normalised_dims():
@@ -37,19 +37,19 @@ def test_two_normalised_dims():
         values(4, 6, seed=1),
         values(4, 6, seed=2),
         grad=True,
-        limit=20,
+        limit=10,
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_layer_norm_dtypes(dtype):
     x, w, b = values(4, 6, dtype=dtype), values(6, seed=1, dtype=dtype), values(6, seed=2, dtype=dtype)
-    check(norm, x, w, b, grad=True, partial=(), limit=30, rtol=2e-2, atol=2e-2)
+    check(norm, x, w, b, grad=True, partial=(), limit=15, rtol=2e-2, atol=2e-2)
 
 
 def test_float_weights_of_bfloat16_input():
     x, w, b = values(4, 6, dtype=torch.bfloat16), values(6, seed=1), values(6, seed=2)
-    check(norm, x, w, b, grad=True, partial=(), limit=30, rtol=2e-2, atol=2e-2)
+    check(norm, x, w, b, grad=True, partial=(), limit=15, rtol=2e-2, atol=2e-2)
 
 
 def test_statistics_are_results_too():
@@ -64,12 +64,12 @@ def test_backward_gives_what_is_asked_for(mask):
     def fn(g, x, mean, rstd, w, b):
         return [t for t in _aten.native_layer_norm_backward.default(g, x, [6], mean, rstd, w, b, mask) if t is not None]
 
-    check(fn, values(4, 6, seed=3), x, mean, rstd, w, b, limit=20)
+    check(fn, values(4, 6, seed=3), x, mean, rstd, w, b, limit=10)
 
 
 def test_rms_norm_as_torch_runs_it():
     check(
-        lambda x, w: F.rms_norm(x, (6,), w, 1e-5), values(4, 3, 6), values(6, seed=1), grad=True, rtol=1e-4, atol=1e-5, limit=20
+        lambda x, w: F.rms_norm(x, (6,), w, 1e-5), values(4, 3, 6), values(6, seed=1), grad=True, rtol=1e-4, atol=1e-5, limit=10
     )
 
 
@@ -82,7 +82,7 @@ def test_fused_rms_norm(dtype, eps):
         with torch.inference_mode():
             return _aten._fused_rms_norm.default(x, [6], w, eps)
 
-    check(fused, x, w, rtol=1e-2, atol=1e-2, limit=30)
+    check(fused, x, w, rtol=1e-2, atol=1e-2, limit=15)
     check(fused, x / 1000, rtol=1e-2, atol=1e-2, partial=())
 
 

@@ -35,8 +35,8 @@ def test_in_place(name):
         y = x.clone()
         return FILLS[name](y), y, torch.rand(3)
 
-    check(fn, values(5, 6), limit=40)
-    check(fn, values(3), limit=20)
+    check(fn, values(5, 6), limit=20)
+    check(fn, values(3), limit=10)
 
 
 def test_the_order_of_draws_is_that_of_memory():
@@ -48,7 +48,7 @@ def test_the_order_of_draws_is_that_of_memory():
         z[:, ::2].uniform_()
         return y, z
 
-    check(fn, values(5, 6), limit=40)
+    check(fn, values(5, 6), limit=20)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.bool])
@@ -57,7 +57,7 @@ def test_dtypes(dtype):
         torch.manual_seed(5)
         return x.clone().bernoulli_(0.5), x.clone().random_()
 
-    check(fn, values(5, 6).to(dtype), limit=30)
+    check(fn, values(5, 6).to(dtype), limit=15)
 
 
 def test_like_another():
@@ -65,7 +65,7 @@ def test_like_another():
         torch.manual_seed(5)
         return torch.rand_like(x), torch.randn_like(x), torch.randint_like(x, 9), torch.randint_like(x, 2, 9)
 
-    check(fn, values(5, 6), limit=40)
+    check(fn, values(5, 6), limit=20)
 
 
 def test_a_tensor_of_probabilities():
@@ -73,7 +73,7 @@ def test_a_tensor_of_probabilities():
         torch.manual_seed(5)
         return x.clone().bernoulli_(p), torch.bernoulli(p)
 
-    check(fn, values(5, 6), values(5, 6, seed=1).sigmoid(), limit=30, partial=(), rule=False)
+    check(fn, values(5, 6), values(5, 6, seed=1).sigmoid(), limit=15, partial=(), rule=False)
 
 
 def test_a_generator():
@@ -81,7 +81,7 @@ def test_a_generator():
         generator = torch.Generator().manual_seed(7)
         return x.clone().normal_(generator=generator), generator.get_state()
 
-    check(fn, values(5, 6), limit=20)
+    check(fn, values(5, 6), limit=10)
 
 
 @pytest.mark.parametrize("fn", [F.dropout, F.dropout1d, F.alpha_dropout, F.feature_alpha_dropout])
@@ -90,7 +90,7 @@ def test_dropout(fn):
         torch.manual_seed(5)
         return fn(x, 0.5, True)
 
-    check(seeded, values(3, 4, 5), grad=True, limit=20)
+    check(seeded, values(3, 4, 5), grad=True, limit=10)
 
 
 @pytest.mark.parametrize("train", [True, False, None])
@@ -100,7 +100,7 @@ def test_native_dropout(train, p):
         torch.manual_seed(5)
         return _aten.native_dropout.default(x, p, train)
 
-    check(fn, values(4, 6), grad=True, limit=20)
+    check(fn, values(4, 6), grad=True, limit=10)
 
 
 def test_nothing_moves():

@@ -153,7 +153,7 @@ class Labels:
 
 
 def _lossy(op: str, dtype: torch.dtype) -> bool:
-    """Whether a reduction does not commute even with linear operators: integers average with rounding, and a bool sums by *or*."""
+    """Whether a reduction does not commute even with linear operators: integer averages round, and a bool sums by *or*."""
     if dtype == torch.bool:
         return op not in ("max", "min")
     return op == "avg" and not (dtype.is_floating_point or dtype.is_complex)

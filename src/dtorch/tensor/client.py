@@ -21,8 +21,11 @@ from .sites import Site, describe_site
 BATCH = 512
 """Instructions per batch at most. Long batches keep client and worker each in warm caches."""
 
-BATCH_NBYTES = 4 << 20
-"""Bytes of results per batch: what dies within a batch is freed at its end, so this bounds what that costs."""
+BATCH_NBYTES = 64 << 20
+"""Bytes of results per batch, so that a worker is not kept waiting for work worth starting."""
+
+LARGE_NBYTES = 64 << 10
+"""Results from this size on find what died before them freed already, so that memory is used again while it is warm."""
 
 CACHE_LIMIT = 16384
 """Plans kept; beyond it the oldest quarter is forgotten."""
@@ -89,6 +92,8 @@ class Client:
 
     def call(self, instruction: Call, site: Site, nbytes: int = 0) -> None:
         """Issue a call whose results take ``nbytes``."""
+        if nbytes >= LARGE_NBYTES and self.freed:
+            self.outbox.append(self._free())
         self.outbox.append(instruction)
         self.sites.append(site)
         self.room -= nbytes
@@ -111,10 +116,10 @@ class Client:
             raise closed_error()
         with self.lock:
             batch, sites, first = self.outbox, self.sites, self.first
+            if self.freed:
+                batch.append(self._free())
             if last is not None:
                 batch.append(last)
-            elif self.freed:
-                batch.append(self._free())
             self.outbox, self.sites, self.first = [], [], first + len(sites)
             self.room = BATCH_NBYTES
             self.history.append((first, sites))
