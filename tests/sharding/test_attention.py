@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import dtorch
 from dtorch import Replicate, Shard, init_device_mesh
 from dtorch.core.placements import Partial
 from dtorch.core.spec import Spec
@@ -156,16 +155,3 @@ def test_a_kernel_with_dropout_is_random_and_whole():
     args = (q, q, q, q, q, lse, None, None, 5, 5, 0.5, False, whole, whole)
     plan = plan_call(_aten._scaled_dot_product_flash_attention_backward.default, args, {})
     assert plan.outs[0].placements == (Replicate(),)
-
-
-def test_transformer_layers():
-    torch.manual_seed(0)
-    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    x = values(3, 5, 8)
-    names = [n for n, _ in layer.named_parameters()]
-
-    def fn(x, *weights):
-        return torch.func.functional_call(layer, dict(zip(names, weights, strict=True)), (x,))
-
-    check(fn, x, *[p.detach() for _, p in layer.named_parameters()], grad=True, limit=8, rtol=1e-4, atol=1e-5)
-    assert isinstance(dtorch.Tensor(x), dtorch.Tensor)

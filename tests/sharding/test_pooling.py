@@ -75,3 +75,9 @@ def test_lines_and_volumes():
         lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="replicate"),
     ):
         check(fn, volume, grad=True, limit=LIMIT)
+
+
+@pytest.mark.parametrize("ndim", [2, 3])
+def test_sampling_at_the_points_of_a_grid(ndim):
+    images, grid = values(2, 3, *[4] * ndim), values(2, *[3] * ndim, ndim, seed=1).tanh()
+    check(lambda x, g: F.grid_sample(x, g, align_corners=False), images, grid, grad=True, limit=LIMIT, rtol=1e-4, atol=1e-5)
