@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..core.mesh import DeviceMesh
-from ..core.placements import Shard
+from ..core.placements import Placements, Shard
 from ..core.spec import Spec
 from ..sharding.builder import Builder
 from ..sharding.plan import Plan
@@ -22,7 +22,7 @@ from ..sharding.rules.embedding import can_split, split_gradient
 from . import dispatch, moving
 
 _aten = torch.ops.aten
-_split: WeakKeyDictionary[DeviceMesh, dict[tuple[int, ...], Spec]] = WeakKeyDictionary()
+_split: WeakKeyDictionary[DeviceMesh, dict[tuple[int, ...], Placements]] = WeakKeyDictionary()
 
 
 def embedding(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -31,7 +31,7 @@ def embedding(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if table is not None:
         known = _split.setdefault(table.mesh, {})
         if any(isinstance(p, Shard) and p.dim == 0 and a in table.axes for a, p in enumerate(table.placements)):
-            known[tuple(table.shape)] = table
+            known[tuple(table.shape)] = table.placements
         else:
             known.pop(tuple(table.shape), None)
     return dispatch.ordinary(cls, func, args, kwargs)
@@ -57,7 +57,9 @@ def _table(cls: Any, grad: Any, numbers: Any, count: int, padding: int, scaled: 
     """The split table of this size that the numbers were looked up in, if its gradient can be split."""
     if type(grad) is not cls or type(numbers) is not cls or grad._spec.mesh is not numbers._spec.mesh or scaled:
         return None
-    table = _split.get(grad._spec.mesh, {}).get((count, grad.shape[-1]))
+    mesh, shape = grad._spec.mesh, (count, grad.shape[-1])
+    placements = _split.get(mesh, {}).get(shape)
+    table = None if placements is None else Spec.make(mesh, placements, shape, grad.dtype)
     return table if table is not None and can_split(grad._spec, numbers._spec, table) else None
 
 
