@@ -132,6 +132,16 @@ def returns_written(func: OpOverload) -> bool:
 
 
 @cache
+def returned_args(func: OpOverload) -> tuple[str, ...]:
+    """Names of the written arguments that the operator returns, in the order of its returns."""
+    schema = schema_of(func)
+    by_set = {frozenset(a.alias_info.before_set): a.name for a in schema.arguments if a.alias_info is not None}
+    return tuple(
+        by_set[frozenset(r.alias_info.before_set)] for r in schema.returns if r.alias_info is not None and r.alias_info.is_write
+    )
+
+
+@cache
 def is_view(func: OpOverload) -> bool:
     """Whether outputs alias an input that the operator does not write to."""
     return any(r.alias_info is not None and not r.alias_info.is_write for r in schema_of(func).returns)

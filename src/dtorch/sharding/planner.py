@@ -27,6 +27,7 @@ from .call import (
     leaves,
     operator_name,
     replace_leaves,
+    returned_args,
     returns_written,
     schema_of,
     written_args,
@@ -183,11 +184,20 @@ def _replicated(builder: Builder, value: Value) -> Value:
 
 def _opaque(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str, Any], values: Sequence[Value]) -> list[Value]:
     """Replicate, run, and let the client ask for the outputs' shapes."""
-    whole = iter([_replicated(builder, v) for v in values])
-    args, kwargs = replace_leaves((args, kwargs), Value, lambda _: next(whole))
-    count = len(schema_of(func).returns)
+    whole = [_replicated(builder, v) for v in values]
+    written = _inputs_named(OpCall(func, *replace_leaves((args, kwargs), Value, lambda v: v.spec)), written_args(func))
+    for i in written:
+        if whole[i] is not values[i]:
+            continue
+        whole[i] = builder.local("aten::clone.default", [whole[i]], {}, [whole[i].spec])[0]
+    given = iter(whole)
+    args, kwargs = replace_leaves((args, kwargs), Value, lambda _: next(given))
     placeholder = Spec.make(values[0].spec.mesh, (REPLICATE,) * values[0].spec.mesh.ndim, (), values[0].spec.dtype)
-    return builder.local(func, args, kwargs, [placeholder] * count)
+    outs = builder.local(func, args, kwargs, [placeholder] * len(schema_of(func).returns))
+    for i in written:
+        placed = redistribute(builder, whole[i], values[i].spec)
+        builder.local("aten::copy_.default", [values[i], placed], {}, [values[i].spec])
+    return outs
 
 
 class _Planning:
@@ -199,8 +209,8 @@ class _Planning:
         self.builder, self.call, self.args, self.kwargs, self.values = builder, call, args, kwargs, values
         self.tree = tree
         self.mesh = values[0].spec.mesh
-        self.written = _written_inputs(call)
-        self.returned = self.written if returns_written(call.func) else []
+        self.written = _inputs_named(call, written_args(call.func))
+        self.returned = _inputs_named(call, returned_args(call.func)) if returns_written(call.func) else []
         self.rule: Rule | None = None
 
     def run(self) -> list[Value]:
@@ -335,7 +345,7 @@ class _Planning:
         """An operator that writes, where no row keeps the destination's placement: compute apart, then copy."""
         functional = functional_of(self.call.func)
         outs: list[Value] = []
-        if functional is not None and self.returned:
+        if functional is not None and len(self.returned) == len(self.written):
             results = self._functional_results(functional)
         else:
             results, outs = self._replicated_results()
@@ -343,7 +353,7 @@ class _Planning:
             target = self.values[i]
             placed = redistribute(self.builder, result, result.spec.replace(target.spec.placements))
             self.builder.local("aten::copy_.default", [target, placed], {}, [target.spec], self.mesh)
-        return [self.values[i] for i in self.written] if self.returned else outs
+        return [self.values[i] for i in self.returned] if self.returned else outs
 
     def _functional_results(self, functional: OpOverload) -> list[Value]:
         outs = {a.name for a in schema_of(self.call.func).arguments if a.is_out}
@@ -371,9 +381,8 @@ def _local_shape(spec: Spec) -> Varying:
     return Varying(lambda coord: list(spec.local_box(coord)[1]))
 
 
-def _written_inputs(call: OpCall) -> list[int]:
-    """Numbers, among the tensor inputs, of those the operator writes."""
-    names = written_args(call.func)
+def _inputs_named(call: OpCall, names: Sequence[str]) -> list[int]:
+    """Numbers, among the tensor inputs, of those given for these arguments."""
     if not names:
         return []
     order = [a.name for a in schema_of(call.func).arguments]

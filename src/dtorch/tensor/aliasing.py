@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,8 +38,7 @@ def written_tensors(operator: Any, args: tuple, kwargs: dict[str, Any]) -> list[
     """
     if not operator.written:
         return []
-    placed = dict(zip([a.name for a in schema_of(operator.func).arguments], args, strict=False)) | kwargs
-    written = [t for name in operator.written for t in leaves(placed.get(name), torch.Tensor)]
+    written = named_tensors(operator, operator.written, args, kwargs)
     for tensor in written:
         group = tensor._value.group
         while group is not None and group.link is not None:
@@ -47,6 +46,12 @@ def written_tensors(operator: Any, args: tuple, kwargs: dict[str, Any]) -> list[
                 raise _cannot_be_carried_back(group.link)
             group = group.link.base._value.group
     return written
+
+
+def named_tensors(operator: Any, names: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors given for these arguments, in this order."""
+    placed = dict(zip([a.name for a in schema_of(operator.func).arguments], args, strict=False)) | kwargs
+    return [t for name in names for t in leaves(placed.get(name), torch.Tensor)]
 
 
 def _cannot_be_carried_back(link: Link) -> UsageError:
@@ -85,9 +90,16 @@ def connect(operator: Any, plan: Plan, results: list[Any], args: tuple, alias: C
         if plan.aliases:
             result._value.group = base_group
             continue
-        group = result._value.group = Group()
-        view, scatter = _view_of(operator.func, args[1:], number), _scatter_of(operator.func, args, number)
-        group.link = Link(_apart(base), _apart(alias(result)), view, scatter, base_group.version)
+        link(operator.func, args, result, number, alias)
+
+
+def link(func: Any, args: tuple, result: Any, number: int, alias: Callable[[Any], Any]) -> None:
+    """Tie a result that is a copy to the base that it is a view of."""
+    base = args[0]
+    group = result._value.group = Group()
+    seen = base._value.shared_group().version
+    view, scatter = _view_of(func, args[1:], number), _scatter_of(func, args, number)
+    group.link = Link(_apart(base), _apart(alias(result)), view, scatter, seen)
 
 
 def _apart(tensor: Any) -> Any:
@@ -111,6 +123,9 @@ def _scatter_of(func: Any, args: tuple, number: int) -> Scatter | None:
     arguments = schema_of(func).arguments
     bound = {a.name: a.default_value for a in arguments if a.has_default_value()}
     bound.update(zip([a.name for a in arguments[1:]], args[1:], strict=False))
+    if func is _aten.unfold.default and args[3] < args[2]:
+        # Windows that overlap: a copy cannot tell which of two writes to one element counts.
+        return None
     return lambda base, view: inverse(base, view, bound, number)
 
 

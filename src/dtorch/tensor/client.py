@@ -5,6 +5,7 @@ The client never computes. It may run far ahead of the workers; only ``request``
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -37,6 +38,9 @@ BARRIER_EVERY = 256
 class Client:
     """One session's client.
 
+    Any thread may issue operators: ``lock`` keeps the stream one. What each computes then depends on their order, as it
+    would with plain tensors.
+
     Args:
         sink: where batches go.
         check_mesh: raises where the session has no such devices.
@@ -52,7 +56,7 @@ class Client:
         self.room = BATCH_NBYTES
         self.sites: list[Site] = []
         self.freed: deque[int] = deque()
-        self.next_handle = 1
+        self.handles = itertools.count(1)
         self.next_plan = 1
         self.first = 0
         self.history: list[tuple[int, list[Site]]] = []
@@ -66,15 +70,14 @@ class Client:
 
     def new_handle(self) -> int:
         """Allot the name of a value."""
-        handle = self.next_handle
-        self.next_handle = handle + 1
-        return handle
+        return next(self.handles)
 
     def define(self, plan: Plan) -> int:
         """Teach workers a plan; returns its number."""
-        number = self.next_plan
-        self.next_plan += 1
-        self.planned += 1
+        with self.lock:
+            number = self.next_plan
+            self.next_plan += 1
+            self.planned += 1
         for mesh in plan.define.meshes:
             self.check_mesh(mesh)
         self.outbox.append(msgspec.structs.replace(plan.define, plan=number))
@@ -92,13 +95,14 @@ class Client:
 
     def call(self, instruction: Call, site: Site, nbytes: int = 0) -> None:
         """Issue a call whose results take ``nbytes``."""
-        if nbytes >= LARGE_NBYTES and self.freed:
-            self.outbox.append(self._free())
-        self.outbox.append(instruction)
-        self.sites.append(site)
-        self.room -= nbytes
-        if self.room < 0 or len(self.outbox) >= self.batch_limit:
-            self.flush()
+        with self.lock:
+            if nbytes >= LARGE_NBYTES and self.freed:
+                self.outbox.append(self._free())
+            self.outbox.append(instruction)
+            self.sites.append(site)
+            self.room -= nbytes
+            if self.room < 0 or len(self.outbox) >= self.batch_limit:
+                self.flush()
 
     def emit(self, instruction: Instruction) -> None:
         """Issue an instruction that is not a call."""
@@ -106,7 +110,8 @@ class Client:
 
     def flush(self) -> None:
         """Hand the batch over."""
-        self.sink.submit(*self._take())
+        with self.lock:
+            self.sink.submit(*self._take())
         if self.synchronous or len(self.history) >= BARRIER_EVERY:
             self.request(Barrier())
 
@@ -114,16 +119,15 @@ class Client:
         """The batch so far, ended by what has been freed, and its first sequence number."""
         if self.closed:
             raise closed_error()
-        with self.lock:
-            batch, sites, first = self.outbox, self.sites, self.first
-            if self.freed:
-                batch.append(self._free())
-            if last is not None:
-                batch.append(last)
-            self.outbox, self.sites, self.first = [], [], first + len(sites)
-            self.room = BATCH_NBYTES
-            self.history.append((first, sites))
-            self.calls += len(sites)
+        batch, sites, first = self.outbox, self.sites, self.first
+        if self.freed:
+            batch.append(self._free())
+        if last is not None:
+            batch.append(last)
+        self.outbox, self.sites, self.first = [], [], first + len(sites)
+        self.room = BATCH_NBYTES
+        self.history.append((first, sites))
+        self.calls += len(sites)
         return first, batch
 
     def _free(self) -> Free:
@@ -142,9 +146,10 @@ class Client:
 
     def send(self, instruction: Instruction, site: Site = None) -> PendingReply:
         """Issue an instruction that is answered; the caller settles the reply."""
-        if site is not None:
-            self.sites.append(site)
-        return self.sink.request(*self._take(instruction))
+        with self.lock:
+            if site is not None:
+                self.sites.append(site)
+            return self.sink.request(*self._take(instruction))
 
     def settle(self, reply: Reply) -> Any:
         """The result of a reply.

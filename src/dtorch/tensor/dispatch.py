@@ -15,7 +15,7 @@ import torch
 from ..core.placements import REPLICATE
 from ..core.program import Call, Fetch
 from ..core.spec import Spec
-from ..sharding.call import is_view, leaves, replace_leaves, returns_written, written_args
+from ..sharding.call import is_view, leaves, replace_leaves, returned_args, returns_written, written_args
 from ..sharding.plan import Plan
 from ..sharding.planner import Changing, plan_call
 from ..sharding.table import rule_for
@@ -63,7 +63,7 @@ class Operator:
         special: the result needs more than a fresh wrapper.
     """
 
-    __slots__ = ("changing", "func", "handler", "key", "random", "returns_written", "special", "view", "written")
+    __slots__ = ("changing", "func", "handler", "key", "random", "returned", "special", "view", "written")
 
     def __init__(self, func: Any) -> None:
         rule = rule_for(func)
@@ -73,7 +73,7 @@ class Operator:
         self.changing = rule is not None and rule.changing
         self.written = written_args(func)
         self.view = is_view(func) and not self.written
-        self.returns_written = returns_written(func)
+        self.returned = returned_args(func) if returns_written(func) else ()
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         self.special = bool(self.written or self.view or self.random)
 
@@ -200,15 +200,11 @@ def finish(
     ``source`` draws a random call's numbers.
     """
     made = entry.plan
-    if made.how == "replicated" and source is None:
-        parts = decomposed(made, operator.func, args, kwargs)
-        if parts is not None:
-            return parts
     written = aliasing.written_tensors(operator, args, kwargs)
-    if made.settles and source is None and not operator.view:
-        settled = settled_args(made.settles, written, args, kwargs, made.define.operator)
-        if settled is not None:
-            return operator.func(*settled[0], **settled[1])
+    if source is None:
+        otherwise = instead(operator, made, written, args, kwargs)
+        if otherwise is not None:
+            return otherwise
     watch.observe(made, site)
     outs = [Value(client, client.new_handle()) for _ in made.define.outputs]
     call = Call(call.plan, call.inputs, [v.handle for v in outs], call.scalars)
@@ -224,10 +220,26 @@ def finish(
     results = [wrap(cls, spec, value, base) for spec, value in zip(made.outs, outs, strict=True)]
     if operator.view:
         aliasing.connect(operator, made, results, args, moving.alias)
-    if operator.returns_written:
-        return written[0] if len(written) == 1 else tuple(written)
+    if operator.returned:
+        back = aliasing.named_tensors(operator, operator.returned, args, kwargs)
+        return back[0] if len(back) == 1 else tuple(back)
     fresh = iter(results)
     return replace_leaves(made.tree, type(...), lambda _: next(fresh))
+
+
+def instead(operator: Operator, made: Plan, written: list[Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A better way than the plan, taken: by parts that have rules, or on partial inputs already reduced; None without."""
+    if len(made.define.meshes) > 1 and made.outs and torch.is_grad_enabled():
+        moving.send_gradients_home(leaves((args, kwargs), torch.Tensor), made.outs[0].mesh)
+    if made.how == "replicated":
+        parts = decomposed(made, operator.func, args, kwargs)
+        if parts is not None:
+            return parts
+    if made.settles and not operator.view:
+        settled = settled_args(made.settles, written, args, kwargs, made.define.operator)
+        if settled is not None:
+            return operator.func(*settled[0], **settled[1])
+    return None
 
 
 def flatten_call(

@@ -126,6 +126,14 @@ class Redistribute(torch.autograd.Function):
         return redistributed(grad, ctx.source.mesh, placements), None
 
 
+def send_gradients_home(tensors: Sequence[Any], mesh: DeviceMesh) -> None:
+    """See that the gradient of a 0-d tensor which follows others to ``mesh`` comes back to the tensor's own mesh."""
+    for tensor in tensors:
+        home = tensor._spec.mesh
+        if home is not mesh and tensor.requires_grad:
+            tensor.register_hook(lambda grad, home=home: redistributed(grad, home, (REPLICATE,) * home.ndim))
+
+
 def redistributed(tensor: Any, mesh: DeviceMesh | None, placements: Sequence[Placement] | None) -> Any:
     """``tensor`` on another mesh or under other placements, differentiably; see ``Tensor.redistribute``."""
     source = tensor._spec

@@ -9,7 +9,7 @@ import torch
 from ..core.program import Call, Draw
 from ..sharding.call import functional_of, has_out, leaves, replace_leaves, returns_written, schema_of, written_args
 from ..sharding.table import rule_for
-from . import dispatch, foreach, moving, silent, tables
+from . import aliasing, dispatch, foreach, moving, silent, tables
 from .client import current_client
 from .sites import current_site
 from .wrapper import wrap
@@ -20,6 +20,17 @@ _aten = torch.ops.aten
 def shared(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """``detach`` and ``alias``: another wrapper over the same value; no instruction at all."""
     return wrap(cls, args[0]._spec, args[0]._value, args[0])
+
+
+def computed_view(compute: Any) -> Any:
+    """A handler for a view that PyTorch makes by a mark on the tensor (conjugate, negative): computed, and linked to its base."""
+
+    def handler(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        result = compute(args[0])
+        aliasing.link(func, args, result, 0, moving.alias)
+        return result
+
+    return handler
 
 
 def read_scalar(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -72,6 +83,8 @@ def into_out(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if out.shape != result.shape:
             _aten.resize_.default(out, list(result.shape))
         _aten.copy_.default(out, result)
+    if not schema_of(func).returns:
+        return None
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 
@@ -161,6 +174,8 @@ def install() -> None:
     handlers = dispatch.HANDLERS
     for func in (_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default):
         handlers[func] = shared
+    handlers[_aten._conj.default] = computed_view(_aten._conj_physical.default)
+    handlers[_aten._neg_view.default] = computed_view(_aten.neg.default)
     handlers[_aten._local_scalar_dense.default] = read_scalar
     handlers[_aten.equal.default] = compared
     handlers[_aten.resize_.default] = resized

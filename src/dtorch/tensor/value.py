@@ -60,7 +60,9 @@ class Value:
         self.settled: tuple[int, Any] | None = None
 
     def __del__(self) -> None:
-        self.client.freed.append(self.handle)
+        # An interrupt may have come between its making and its filling.
+        if hasattr(self, "handle"):
+            self.client.freed.append(self.handle)
 
     def shared_group(self) -> Group:
         """The value's group, made at first need."""

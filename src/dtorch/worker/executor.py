@@ -108,7 +108,9 @@ class Executor:
 
     def _put(self, instruction: Put) -> None:
         device = self.devices.device(instruction.mesh.device_type)
-        self.store[instruction.handle] = tuple(t.detach().to(device) for t in instruction.tensors)
+        # An inference tensor could not be written outside inference mode, where workers run.
+        tensors = [t.clone() if t.is_inference() else t for t in instruction.tensors]
+        self.store[instruction.handle] = tuple(t.detach().to(device) for t in tensors)
 
     def _fetch(self, instruction: Fetch) -> Any:
         value = self.store.get(instruction.handle)
