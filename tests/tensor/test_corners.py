@@ -14,9 +14,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*has no sharding rule:RuntimeWa
 
 MESH = dtorch.init_device_mesh("cpu", 2, mesh_dim_names=("a",))
 X = torch.arange(1, 13.0).view(4, 3)
+ROWS = Shard(0)
 
 
-def place(t: torch.Tensor, placement: dtorch.Placement = Shard(0)) -> dtorch.Tensor:
+def place(t: torch.Tensor, placement: dtorch.Placement = ROWS) -> dtorch.Tensor:
     return dtorch.Tensor(t, device_mesh=MESH, placements=[placement])
 
 
