@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +67,14 @@ def load_model() -> Loaded:
     """
     file = weights_file()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # The conversion inside transformers has a bar of its own, which only this variable turns off.
-    os.environ.setdefault("TQDM_DISABLE", "1")
     transformers, bars = _package("transformers"), _package("tqdm")
     _package("gguf")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     try:
-        with bars.tqdm(total=3, desc=f"loading {NAME}", bar_format=BAR, disable=False) as bar:
+        # The conversion inside transformers draws a bar of its own, which nothing turns off: it goes nowhere.
+        with bars.tqdm(total=3, desc=f"loading {NAME}", bar_format=BAR, file=sys.stderr) as bar, redirect_stderr(StringIO()):
             tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
             bar.update()
             config = transformers.AutoConfig.from_pretrained(**source)
