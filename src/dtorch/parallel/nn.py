@@ -6,6 +6,7 @@ lie differs. So they mix with any other module, and a mesh without the axis make
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,14 +33,10 @@ def __getattr__(name: str) -> Any:
     return getattr(nn, name)
 
 
-class ColumnParallelLinear(nn.Linear):
-    """A linear layer whose output features are split: (..., in) replicated to (..., out) split on its last dim.
+class _SplitLinear(nn.Linear):
+    """A linear layer that splits its parameters over an axis as ``split`` says."""
 
-    Args:
-        in_features, out_features, bias, dtype: as in ``torch.nn.Linear``; sizes need not divide.
-        device_mesh: where it lives; the default mesh when omitted.
-        tp_dim: the mesh axis to split over.
-    """
+    split: Mapping[str, Placement] = {}
 
     def __init__(
         self,
@@ -53,7 +50,19 @@ class ColumnParallelLinear(nn.Linear):
     ) -> None:
         super().__init__(in_features, out_features, bias, dtype=dtype)
         self.tp_dim = tp_dim
-        _distribute(self, device_mesh, tp_dim, {"weight": Shard(0), "bias": Shard(0)})
+        _distribute(self, device_mesh, tp_dim, dict(self.split))
+
+
+class ColumnParallelLinear(_SplitLinear):
+    """A linear layer whose output features are split: (..., in) replicated to (..., out) split on its last dim.
+
+    Args:
+        in_features, out_features, bias, dtype: as in ``torch.nn.Linear``; sizes need not divide.
+        device_mesh: where it lives; the default mesh when omitted.
+        tp_dim: the mesh axis to split over.
+    """
+
+    split = {"weight": Shard(0), "bias": Shard(0)}
 
 
 class ColumnParallelLinearWithReplicateOutput(ColumnParallelLinear):
@@ -64,25 +73,13 @@ class ColumnParallelLinearWithReplicateOutput(ColumnParallelLinear):
         return _whole(super().forward(input), self.tp_dim)
 
 
-class RowParallelLinear(nn.Linear):
+class RowParallelLinear(_SplitLinear):
     """A linear layer whose input features are split: (..., in) split on its last dim to (..., out) as partial sums.
 
     Arguments as ``ColumnParallelLinear``'s. A bias is whole on every device; adding it adds up the partial sums.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        dtype: torch.dtype | None = None,
-        device_mesh: DeviceMesh | None = None,
-        tp_dim: str = TENSOR,
-    ) -> None:
-        super().__init__(in_features, out_features, bias, dtype=dtype)
-        self.tp_dim = tp_dim
-        _distribute(self, device_mesh, tp_dim, {"weight": Shard(1)})
+    split = {"weight": Shard(1)}
 
 
 class RowParallelLinearWithReplicateOutput(RowParallelLinear):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..core.placements import Placement
 from ..core.spec import Spec
 from .builder import Builder, Value, Varying
 from .call import OpCall
@@ -69,5 +68,3 @@ class Rule:
 
 
 Table = Mapping[str, Rule]
-PlacementRows = Sequence[tuple[Sequence[Placement], Sequence[Placement]]]
-OutValues = Sequence[Value]
