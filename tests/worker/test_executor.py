@@ -10,6 +10,7 @@ import torch
 from dtorch.core.program import (
     Barrier,
     Call,
+    Calls,
     Const,
     DefinePlan,
     Draw,
@@ -37,6 +38,10 @@ SELECT = single(4, "aten::select.int", Slot(0), 0, 0)
 RAND = single(5, "aten::rand.default", [3], inputs=0, device=Const("device", "cpu"))
 
 
+def call(*parts: Any) -> Calls:
+    return Calls.of(Call(*parts))
+
+
 def put(handle: int, value: Any) -> Put:
     return Put(handle, ONE, [], [value if isinstance(value, torch.Tensor) else torch.tensor(value)])
 
@@ -60,7 +65,7 @@ def failure_of(reply: Reply) -> Failure:
 
 
 def test_calls_run_in_order(executor: Executor) -> None:
-    executor.submit(0, [Call(1, [1, 2], [3], []), Call(1, [3, 3], [4], [])])
+    executor.submit(0, [call(1, [1, 2], [3], []), call(1, [3, 3], [4], [])])
     assert fetch(executor, 4) == [[22, 44]]
 
 
@@ -79,7 +84,7 @@ def test_some_pieces_and_descriptions(executor: Executor) -> None:
 
 def test_what_is_put_needs_no_gradient_and_is_not_copied(executor: Executor) -> None:
     given = torch.ones(2, requires_grad=True)
-    executor.submit(0, [put(9, given), Call(3, [9, 1], [9], [])])
+    executor.submit(0, [put(9, given), call(3, [9, 1], [9], [])])
     assert given.tolist() == [2, 3] and not executor.run(0, [Fetch(9)]).result[0].requires_grad
 
 
@@ -87,11 +92,11 @@ def test_freed_and_forgotten(executor: Executor) -> None:
     executor.submit(0, [Free([1, 77]), Forget([1, 99])])
     assert 1 not in executor.store
     assert "value 1 is not stored" in failure_of(executor.run(0, [Fetch(1)])).message
-    assert "plan 1 is not defined" in failure_of(executor.run(0, [Call(1, [2, 2], [3], [])])).message
+    assert "plan 1 is not defined" in failure_of(executor.run(0, [call(1, [2, 2], [3], [])])).message
 
 
 def test_only_the_last_instruction_is_answered(executor: Executor) -> None:
-    assert executor.run(0, [Fetch(1), Call(1, [1, 2], [3], [])]).result is None
+    assert executor.run(0, [Fetch(1), call(1, [1, 2], [3], [])]).result is None
     assert executor.run(0, [Fetch(1), Barrier()]).result is None
     assert executor.run(0, []).result is None
 
@@ -99,27 +104,27 @@ def test_only_the_last_instruction_is_answered(executor: Executor) -> None:
 def test_shutdown_releases_everything(executor: Executor) -> None:
     executor.run(0, [Shutdown()])
     assert executor.store == {}
-    assert "not defined" in failure_of(executor.run(0, [Call(1, [1, 2], [3], [])])).message
+    assert "not defined" in failure_of(executor.run(0, [call(1, [1, 2], [3], [])])).message
 
 
 def test_a_failure_tells_everything(executor: Executor) -> None:
     executor.submit(0, [put(8, torch.ones(2, 3)), put(9, torch.ones(2, 4))])
-    failure = failure_of(executor.run(40, [Call(1, [1, 2], [3], []), Barrier(), Call(2, [8, 9], [10], []), Barrier()]))
+    failure = failure_of(executor.run(40, [call(1, [1, 2], [3], []), Barrier(), call(2, [8, 9], [10], []), Barrier()]))
     assert (failure.sequence, failure.operator, failure.plan) == (41, "aten::mm.default", 2)
     assert (failure.device, failure.shapes) == ("cpu:0", "[2, 3] float32, [2, 4] float32")
     assert failure.message.startswith("RuntimeError: mat1 and mat2 shapes cannot be multiplied")
-    assert "Traceback" in failure.traceback and "<plan for aten::mm.default>" in failure.traceback
+    assert "Traceback" in failure.traceback and "mat1 and mat2" in failure.traceback
 
 
 def test_a_failure_names_the_devices_of_the_failing_piece(executor: Executor) -> None:
     plan = sharded(6, "aten::mm.default", Slot(0), Slot(0), mesh=PAIR)
     pieces = [torch.ones(2, 2), torch.ones(2, 3)]
-    failure = failure_of(executor.run(0, [plan, Put(9, PAIR, [0], pieces), Call(6, [9], [10], []), Barrier()]))
+    failure = failure_of(executor.run(0, [plan, Put(9, PAIR, [0], pieces), call(6, [9], [10], []), Barrier()]))
     assert (failure.device, failure.shapes) == ("cpu:6,7", "[2, 3] float32")
 
 
 def test_poison_spreads_silently_and_is_told_once(executor: Executor) -> None:
-    executor.submit(7, [Call(2, [1, 2], [3], []), Call(1, [3, 1], [4], []), Call(1, [1, 4], [5], [])])
+    executor.submit(7, [call(2, [1, 2], [3], []), call(1, [3, 1], [4], []), call(1, [1, 4], [5], [])])
     failure = failure_of(executor.run(10, [Barrier()]))
     assert failure.sequence == 7
     assert executor.run(10, [Barrier()]).failures == []
@@ -128,45 +133,45 @@ def test_poison_spreads_silently_and_is_told_once(executor: Executor) -> None:
 
 
 def test_fetching_poison_does_not_tell_a_new_failure_twice(executor: Executor) -> None:
-    assert failure_of(executor.run(0, [Call(2, [1, 2], [3], []), Fetch(3)])).plan == 2
+    assert failure_of(executor.run(0, [call(2, [1, 2], [3], []), Fetch(3)])).plan == 2
 
 
 def test_poison_inside_a_plan_of_several_pieces(executor: Executor) -> None:
     plan = sharded(6, "aten::neg.default", Slot(0), mesh=PAIR)
-    first = failure_of(executor.run(0, [plan, Call(2, [1, 2], [3], []), Call(6, [3], [4], []), Barrier()]))
+    first = failure_of(executor.run(0, [plan, call(2, [1, 2], [3], []), call(6, [3], [4], []), Barrier()]))
     assert failure_of(executor.run(2, [Fetch(4)])) is first
 
 
 def test_a_failed_write_poisons_the_destination_and_its_views(executor: Executor) -> None:
-    executor.submit(0, [put(8, [1.0, 2.0, 3.0]), Call(4, [1], [3], []), Call(3, [1, 8], [9], [])])
+    executor.submit(0, [put(8, [1.0, 2.0, 3.0]), call(4, [1], [3], []), call(3, [1, 8], [9], [])])
     failure = failure_of(executor.run(0, [Barrier()]))
     for handle in (1, 3, 9):
         assert executor.run(0, [Fetch(handle)]) == Reply(None, [failure])
 
 
 def test_writing_poison_poisons_the_destination(executor: Executor) -> None:
-    failure = failure_of(executor.run(0, [Call(2, [1, 2], [3], []), Call(3, [1, 3], [4], []), Barrier()]))
+    failure = failure_of(executor.run(0, [call(2, [1, 2], [3], []), call(3, [1, 3], [4], []), Barrier()]))
     assert executor.run(0, [Fetch(1)]) == Reply(None, [failure])
 
 
 def test_a_huge_allocation_is_an_ordinary_failure(executor: Executor) -> None:
     plan = single(6, "aten::empty.memory_format", [Scalar(0)], inputs=0)
-    failure = failure_of(executor.run(0, [plan, Call(6, [], [3], [2**60]), Barrier()]))
+    failure = failure_of(executor.run(0, [plan, call(6, [], [3], [2**60]), Barrier()]))
     assert failure.operator == "aten::empty.memory_format"
     assert fetch(executor, 1) == [[1, 2]]
 
 
 def test_a_plan_that_cannot_be_compiled_fails_its_calls(executor: Executor) -> None:
     plan = single(6, "aten::nonesuch.default", Slot(0))
-    failure = failure_of(executor.run(0, [plan, Call(6, [1], [3], []), Barrier()]))
+    failure = failure_of(executor.run(0, [plan, call(6, [1], [3], []), Barrier()]))
     assert "nonesuch" in failure.message and failure.operator == "aten::nonesuch.default"
     assert executor.run(0, [Fetch(3)]) == Reply(None, [failure])
-    executor.run(0, [single(6, "aten::neg.default", Slot(0)), Call(6, [1], [3], [])])
+    executor.run(0, [single(6, "aten::neg.default", Slot(0)), call(6, [1], [3], [])])
     assert fetch(executor, 3) == [[-1, -2]], "a plan may be defined anew"
 
 
 def test_values_that_were_never_stored_are_named(executor: Executor) -> None:
-    assert "values [55] are not stored" in failure_of(executor.run(0, [Call(1, [1, 55], [3], [])])).message
+    assert "values [55] are not stored" in failure_of(executor.run(0, [call(1, [1, 55], [3], [])])).message
 
 
 def test_put_on_a_device_that_does_not_exist_poisons_the_value(executor: Executor) -> None:
@@ -207,7 +212,7 @@ def test_a_draw_without_a_state_uses_the_default_generator(executor: Executor) -
 
 
 def test_draws_count_in_the_sequence(executor: Executor) -> None:
-    batch: list[Instruction] = [Call(1, [1, 2], [3], []), Draw(5, [], [4], [], None), Call(2, [1, 2], [5], [])]
+    batch: list[Instruction] = [call(1, [1, 2], [3], []), Draw(5, [], [4], [], None), call(2, [1, 2], [5], [])]
     assert failure_of(executor.run(10, batch)).sequence == 12
 
 
@@ -221,12 +226,12 @@ def test_an_interrupt_keeps_the_books(executor: Executor) -> None:
         library.impl("interrupted", interrupt, "CPU")
         stop = single(6, "dtorch_test::interrupted.default", Slot(0))
         after = single(7, "aten::neg.default", Slot(0))
-        batch: list[Instruction] = [stop, Call(6, [1], [3], []), after, put(8, [4.0]), Free([2]), Call(7, [8], [9], []), Fetch(8)]
+        batch: list[Instruction] = [stop, call(6, [1], [3], []), after, put(8, [4.0]), Free([2]), call(7, [8], [9], []), Fetch(8)]
         with pytest.raises(KeyboardInterrupt):
             executor.submit(20, batch)
     # Who pressed the keys knows: only who reads such a value hears of it again.
     assert executor.run(22, [Barrier()]).failures == []
     assert [f.sequence for f in executor.run(22, [Fetch(3)]).failures] == [20]
     assert 2 not in executor.store and fetch(executor, 8) == [[4]]
-    executor.submit(22, [Call(7, [8], [10], [])])
+    executor.submit(22, [call(7, [8], [10], [])])
     assert fetch(executor, 10) == [[-4]]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..core.errors import InternalError
-from ..core.program import Call, DefinePlan, Draw, Forget, Instruction, Put
+from ..core.program import Call, Calls, DefinePlan, Draw, Forget, Instruction, Put
 
 STORY_LENGTH = 32
+"""Instructions that are remembered; a run of calls counts as one."""
+
 STORY_PER_BATCH = 8
+"""Instructions of a batch, and calls of a run, that are told at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class ControllerState:
         self.plans: dict[int, str] = {}
         self._hosts: dict[tuple[str, int], str] = {}
         # Entries are written out only when someone asks. No entry may hold a Put, which would keep its tensors alive.
-        self._story: deque[Call | Draw | str] = deque(maxlen=STORY_LENGTH)
+        self._story: deque[Calls | Draw | str] = deque(maxlen=STORY_LENGTH)
 
     def handle(self, event: Event) -> list[SendBatch]:
         """What to do about an event.
@@ -84,7 +86,7 @@ class ControllerState:
 
     def story(self) -> str:
         """The last instructions, oldest first, one a line."""
-        return "\n".join(self._line(entry) for entry in self._story)
+        return "\n".join(line for entry in self._story for line in self._lines(entry))
 
     def _assign(self, event: DevicesAssigned) -> None:
         if event.worker != self.default_worker:
@@ -92,18 +94,11 @@ class ControllerState:
         self._hosts.update({(event.device_type, i): event.worker for i in event.ids})
 
     def _note(self, first: int, batch: list[Instruction]) -> None:
-        kinds = list(map(type, batch))
-        calls = kinds.count(Call)
         self.counters.batches += 1
-        self.counters.calls += calls
-        if calls < len(batch):
-            self._note_others(i for i, kind in zip(batch, kinds, strict=True) if kind is not Call)
-        self._story.append(f"batch of {len(batch)} from call {first}")
-        self._story.extend(i if isinstance(i, Call | Draw) else _title(i) for i in batch[-STORY_PER_BATCH:])
-
-    def _note_others(self, instructions: Iterable[Instruction]) -> None:
-        for instruction in instructions:
-            if isinstance(instruction, DefinePlan):
+        for instruction in batch:
+            if isinstance(instruction, Calls):
+                self.counters.calls += instruction.count
+            elif isinstance(instruction, DefinePlan):
                 self.plans[instruction.plan] = instruction.operator
             elif isinstance(instruction, Forget):
                 for plan in instruction.plans:
@@ -112,12 +107,18 @@ class ControllerState:
                 self.counters.put_nbytes += sum(t.nbytes for t in instruction.tensors)
             elif isinstance(instruction, Draw):
                 self.counters.calls += 1
+        self._story.append(f"batch of {len(batch)} from call {first}")
+        self._story.extend(i if isinstance(i, Calls | Draw) else _title(i) for i in batch[-STORY_PER_BATCH:])
 
-    def _line(self, entry: Call | Draw | str) -> str:
+    def _lines(self, entry: Calls | Draw | str) -> list[str]:
         if isinstance(entry, str):
-            return entry
-        name = self.plans.get(entry.plan, "forgotten")
-        return f"  {type(entry).__name__} {name} (plan {entry.plan}): values {entry.inputs} -> {entry.outputs}"
+            return [entry]
+        calls = [entry] if isinstance(entry, Draw) else list(entry.unpacked())[-STORY_PER_BATCH:]
+        return [self._line(call) for call in calls]
+
+    def _line(self, call: Call | Draw) -> str:
+        name = self.plans.get(call.plan, "forgotten")
+        return f"  {type(call).__name__} {name} (plan {call.plan}): values {call.inputs} -> {call.outputs}"
 
 
 def _title(instruction: Instruction) -> str:

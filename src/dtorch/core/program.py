@@ -6,6 +6,8 @@ handles that the client allots. A *slot* is a place inside one plan; slots ``0 .
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -115,13 +117,43 @@ class DefinePlan(msgspec.Struct, frozen=True, tag="define"):
     random: bool = False
 
 
-class Call(msgspec.Struct, tag="call", array_like=False, gc=False):
-    """Run a plan: input handles in, output handles out; ``scalars`` are this call's changing numbers."""
+class Call(msgspec.Struct):
+    """Run a plan: input handles in, output handles out; ``scalars`` are this call's changing numbers. Travels in ``Calls``."""
 
     plan: int
     inputs: list[int]
     outputs: list[int]
     scalars: list[Any]
+
+
+class Calls(msgspec.Struct, frozen=True, tag="calls", gc=False):
+    """A run of ``count`` Calls, packed: some thousand of them are under way at a time.
+
+    ``words`` holds 64-bit little-endian integers: for each call its plan, its numbers of inputs, outputs and scalars, then
+    the handles of inputs and outputs. ``scalars`` holds those of all calls, in order.
+    """
+
+    words: bytes
+    scalars: list[Any]
+    count: int
+
+    @staticmethod
+    def of(*calls: Call) -> Calls:
+        """Calls packed."""
+        words: list[int] = []
+        for c in calls:
+            words += (c.plan, len(c.inputs), len(c.outputs), len(c.scalars), *c.inputs, *c.outputs)
+        return Calls(array("q", words).tobytes(), [s for c in calls for s in c.scalars], len(calls))
+
+    def unpacked(self, word: int = 0, scalar: int = 0) -> Iterator[Call]:
+        """The calls from a place on: number of its first word, and of its first scalar."""
+        words = memoryview(self.words).cast("q")
+        while word < len(words):
+            plan, inputs, outputs, scalars = words[word : word + 4]
+            word += 4
+            middle, end = word + inputs, word + inputs + outputs
+            yield Call(plan, words[word:middle].tolist(), words[middle:end].tolist(), self.scalars[scalar : scalar + scalars])
+            word, scalar = end, scalar + scalars
 
 
 class Draw(msgspec.Struct, frozen=True, tag="draw"):
@@ -171,7 +203,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Release everything and end."""
 
 
-Instruction = DefinePlan | Call | Draw | Put | Fetch | Free | Forget | Barrier | Shutdown
+Instruction = DefinePlan | Calls | Draw | Put | Fetch | Free | Forget | Barrier | Shutdown
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -5,9 +5,6 @@ The client never computes. It may run far ahead of the workers; only ``request``
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +12,9 @@ import msgspec
 
 from ..core.errors import RemoteError, SessionClosedError, four_parts
 from ..core.mesh import DeviceMesh
-from ..core.program import Barrier, Call, Forget, Free, Instruction, MeshInfo, PendingReply, Reply, Sink
+from ..core.program import Barrier, Call, Draw, Forget, Free, Instruction, MeshInfo, PendingReply, Reply, Sink
 from ..sharding.plan import Plan
+from .hotpath import FREE_LIMIT, LARGE_NBYTES, Stream, fastpath
 from .sites import Site, describe_site
 
 BATCH = 512
@@ -25,9 +23,6 @@ BATCH = 512
 BATCH_NBYTES = 64 << 20
 """Bytes of results per batch, so that a worker is not kept waiting for work worth starting."""
 
-LARGE_NBYTES = 64 << 10
-"""Results from this size on find what died before them freed already, so that memory is used again while it is warm."""
-
 CACHE_LIMIT = 16384
 """Plans kept; beyond it the oldest quarter is forgotten."""
 
@@ -35,11 +30,11 @@ BARRIER_EVERY = 256
 """Batches between two barriers: bounds what is remembered for error reports, and surfaces failures."""
 
 
-class Client:
+class Client(Stream):
     """One session's client.
 
-    Any thread may issue operators: ``lock`` keeps the stream one. What each computes then depends on their order, as it
-    would with plain tensors.
+    Any thread may issue operators: a call is appended at one stroke, and ``lock`` keeps batches in order. What each
+    computes then depends on their order, as it would with plain tensors.
 
     Args:
         sink: where batches go.
@@ -48,29 +43,21 @@ class Client:
     """
 
     def __init__(self, sink: Sink, check_mesh: Callable[[DeviceMesh | MeshInfo], None], synchronous: bool = False) -> None:
+        super().__init__()
         self.sink = sink
         self.check_mesh = check_mesh
         self.batch_limit = 1 if synchronous else BATCH
         self.synchronous = synchronous
-        self.outbox: list[Instruction] = []
+        self.large_nbytes, self.free_limit = LARGE_NBYTES, FREE_LIMIT
         self.room = BATCH_NBYTES
-        self.sites: list[Site] = []
-        self.freed: deque[int] = deque()
-        self.handles = itertools.count(1)
         self.next_plan = 1
         self.first = 0
-        self.history: list[tuple[int, list[Site]]] = []
+        self.history: list[tuple[int, list[Any]]] = []
         # A failed value may be read again long after the history of its call is gone.
         self.failed: dict[int, Site] = {}
-        self.cache: dict[tuple, Any] = {}
         self.planned = 0
         self.calls = 0
         self.closed = False
-        self.lock = threading.RLock()
-
-    def new_handle(self) -> int:
-        """Allot the name of a value."""
-        return next(self.handles)
 
     def define(self, plan: Plan) -> int:
         """Teach workers a plan; returns its number."""
@@ -80,7 +67,7 @@ class Client:
             self.planned += 1
         for mesh in plan.define.meshes:
             self.check_mesh(mesh)
-        self.outbox.append(msgspec.structs.replace(plan.define, plan=number))
+        self.emit(msgspec.structs.replace(plan.define, plan=number))
         return number
 
     def remember(self, key: tuple, entry: Any) -> None:
@@ -91,22 +78,22 @@ class Client:
 
     def forget(self, numbers: list[int]) -> None:
         """Let workers drop plans that will not be called again."""
-        self.outbox.append(Forget(numbers))
+        self.emit(Forget(numbers))
 
-    def call(self, instruction: Call, site: Site, nbytes: int = 0) -> None:
+    def call(self, call: Call, site: Site, nbytes: int = 0) -> None:
         """Issue a call whose results take ``nbytes``."""
-        with self.lock:
-            if nbytes >= LARGE_NBYTES and self.freed:
-                self.outbox.append(self._free())
-            self.outbox.append(instruction)
-            self.sites.append(site)
-            self.room -= nbytes
-            if self.room < 0 or len(self.outbox) >= self.batch_limit:
-                self.flush()
+        code, lasti = site or (None, 0)
+        self.pack(call.plan, call.inputs, call.outputs, call.scalars, code, lasti, nbytes)
+
+    def free_early(self) -> None:
+        """Issue what has been freed at once."""
+        self.emit(Free(self.take_freed()))
 
     def emit(self, instruction: Instruction) -> None:
         """Issue an instruction that is not a call."""
-        self.outbox.append(instruction)
+        with self.lock:
+            self.end_run()
+            self.outbox.append(instruction)
 
     def flush(self) -> None:
         """Hand the batch over."""
@@ -115,26 +102,27 @@ class Client:
         if self.synchronous or len(self.history) >= BARRIER_EVERY:
             self.request(Barrier())
 
-    def _take(self, last: Instruction | None = None) -> tuple[int, list[Instruction]]:
-        """The batch so far, ended by what has been freed, and its first sequence number."""
+    def _take(self, last: Instruction | None = None, site: Site = None) -> tuple[int, list[Instruction]]:
+        """The batch so far, ended by what has been freed and ``last``, and its first sequence number.
+
+        ``site`` is that of a Draw, which counts as a call.
+        """
         if self.closed:
             raise closed_error()
-        batch, sites, first = self.outbox, self.sites, self.first
-        if self.freed:
-            batch.append(self._free())
+        # Freed handles come first, for another thread may use and drop a value before the batch is taken.
+        freed, (batch, sites), first = self.take_freed(), self.take(), self.first
+        if freed:
+            batch.append(Free(freed))
         if last is not None:
             batch.append(last)
-        self.outbox, self.sites, self.first = [], [], first + len(sites)
+        if isinstance(last, Draw):
+            sites += site or (None, 0)
+        calls = len(sites) // 2
+        self.first = first + calls
         self.room = BATCH_NBYTES
         self.history.append((first, sites))
-        self.calls += len(sites)
+        self.calls += calls
         return first, batch
-
-    def _free(self) -> Free:
-        handles = []
-        while self.freed:
-            handles.append(self.freed.popleft())
-        return Free(handles)
 
     def request(self, instruction: Instruction, site: Site = None) -> Any:
         """Issue an instruction that is answered, and wait for the answer.
@@ -147,9 +135,7 @@ class Client:
     def send(self, instruction: Instruction, site: Site = None) -> PendingReply:
         """Issue an instruction that is answered; the caller settles the reply."""
         with self.lock:
-            if site is not None:
-                self.sites.append(site)
-            return self.sink.request(*self._take(instruction))
+            return self.sink.request(*self._take(instruction, site))
 
     def settle(self, reply: Reply) -> Any:
         """The result of a reply.
@@ -185,15 +171,16 @@ class Client:
 
     def _site_of(self, sequence: int) -> Site:
         for first, sites in self.history:
-            if first <= sequence < first + len(sites):
-                return sites[sequence - first]
+            at = 2 * (sequence - first)
+            if 0 <= at < len(sites):
+                return None if sites[at] is None else (sites[at], sites[at + 1])
         return None
 
     def close(self) -> None:
         """End the session: workers release everything."""
         if not self.closed:
             self.closed = True
-            self.outbox, self.sites = [], []
+            self.take()
             self.sink.close()
 
 
@@ -211,6 +198,8 @@ def set_current(client: Client | None) -> None:
     """Make a client the one that new tensors use."""
     global _current
     _current = client
+    if fastpath is not None:
+        fastpath.set_current(client)
 
 
 def current_client() -> Client:

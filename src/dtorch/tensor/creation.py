@@ -21,11 +21,11 @@ from ..sharding.redistribute import redistribute as plan_redistribute
 from . import construct
 from .client import current_client
 from .defaults import default_mesh, pop_mesh, push_mesh
+from .hotpath import Value
 from .moving import PlannedMove
 from .sites import current_site
 from .special import Source
 from .tensor import Tensor
-from .value import Value
 from .wrapper import wrap
 
 _aten = torch.ops.aten

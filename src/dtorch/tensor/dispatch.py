@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..core.placements import REPLICATE
-from ..core.program import Call, Fetch
+from ..core.program import Call, Calls, Fetch
 from ..core.spec import Spec
 from ..sharding.call import is_view, leaves, replace_leaves, returned_args, returns_written, written_args
 from ..sharding.plan import Plan
@@ -22,9 +22,10 @@ from ..sharding.table import rule_for
 from . import aliasing, moving, watch
 from .client import Client, closed_error, current_client
 from .decompose import decomposed
+from .hotpath import Known, Ready, Value, fastpath
 from .settling import settled_args
-from .sites import current_site, is_library
-from .value import Value
+from .sites import LIBRARY, current_site, is_library
+from .value import Group
 from .wrapper import make_wrapper as _make
 from .wrapper import wrap
 
@@ -54,16 +55,14 @@ _operators: dict[int, Operator] = {}
 _SCALARS = frozenset((int, float, bool, complex))
 
 
-class Operator:
+class Operator(Known):
     """What dispatch knows of an operator beforehand.
 
     Attributes:
-        handler: takes the whole call instead of the planner, or None.
-        changing: numbers among the arguments come with each call, so a new number needs no new plan.
         special: the result needs more than a fresh wrapper.
     """
 
-    __slots__ = ("changing", "func", "handler", "key", "random", "returned", "special", "view", "written")
+    __slots__ = ("func", "random", "returned", "special", "view", "written")
 
     def __init__(self, func: Any) -> None:
         rule = rule_for(func)
@@ -78,25 +77,20 @@ class Operator:
         self.special = bool(self.written or self.view or self.random)
 
 
-class Entry:
-    """A cached plan, ready to call.
+class Entry(Ready):
+    """A cached plan, ready to call."""
 
-    Attributes:
-        single: spec of the one output; None where there are more, or unknown ones.
-        aliases: the one output is a view that shares the first argument's memory on the workers.
-        nbytes: what the results take.
-        simple: nothing to do but to call it and wrap the one output.
-    """
+    __slots__ = ("plan",)
 
-    __slots__ = ("aliases", "nbytes", "number", "plan", "simple", "single")
-
-    def __init__(self, plan: Plan, number: int, operator: Operator) -> None:
+    def __init__(self, cls: Any, plan: Plan, number: int, operator: Operator) -> None:
         self.plan, self.number = plan, number
-        self.single: Any = plan.outs[0] if len(plan.outs) == 1 and plan.tree is ... else None
-        self.aliases = operator.view and plan.aliases and self.single is not None
-        self.nbytes = 0 if self.aliases else sum(spec.nbytes for spec in plan.outs)
-        plain = self.single is not None and not plan.comms and plan.how != "replicated"
+        spec = self.single = plan.outs[0] if len(plan.outs) == 1 and plan.tree is ... else None
+        self.aliases = operator.view and plan.aliases and spec is not None
+        self.nbytes = 0 if self.aliases else sum(out.nbytes for out in plan.outs)
+        plain = spec is not None and not plan.comms and plan.how != "replicated"
         self.simple = plain and (self.aliases or not operator.special)
+        if spec is not None:
+            self.sizes, self.options = (cls, spec.shape, spec.stride), {"dtype": spec.dtype, "device": spec.device}
 
 
 def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -105,26 +99,11 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str
     if operator.handler is not None:
         return operator.handler(cls, func, args, kwargs or {})
     client = current_client()
-    key: list[Any] = [operator.key]
-    handles: list[int] = []
-    scalars: list[Any] = []
-    for a in args if not kwargs else (*args, *kwargs, *kwargs.values()):
-        kind = type(a)
-        if kind is cls:
-            value = a._value
-            if value.group is not None or value.client is not client:
-                ready(value, client)
-            key.append(a._spec)
-            handles.append(value.handle)
-        elif operator.changing and kind in _SCALARS:
-            key.append(kind)
-            scalars.append(a)
-        elif kind is list or kind is tuple or isinstance(a, torch.Tensor):
-            if not _flatten(cls, client, (a,), key, handles):
-                return _mixed(cls, func, args, kwargs or {})
-        else:
-            key += (a, kind)
-    entry: Entry = client.cache.get(tuple(key)) or plan(client, operator, tuple(key), args, kwargs or {})
+    flat = flatten_call(cls, client, operator, args, kwargs or {})
+    if flat is None:
+        return _mixed(cls, func, args, kwargs or {})
+    key, handles, scalars = flat
+    entry: Entry = client.cache.get(key) or plan(client, operator, key, args, kwargs or {})
     frame = _frame(1)
     site = current_site() if is_library(frame.f_code.co_filename) else (frame.f_code, frame.f_lasti)
     if not entry.simple:
@@ -135,7 +114,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str
     if entry.aliases:
         value.group = args[0]._value.shared_group()
         return wrap(cls, spec, value, args[0])
-    out: Any = _make(cls, spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    out: Any = _make(*entry.sizes, **entry.options)
     out._spec, out._value = spec, value
     return out
 
@@ -171,7 +150,7 @@ def plan(client: Client, operator: Operator, key: tuple, args: tuple, kwargs: di
         counter = iter(range(len(args) + len(kwargs)))
         specs = (tuple(_changing(a, counter) for a in specs[0]), {k: _changing(v, counter) for k, v in specs[1].items()})
     made = plan_call(operator.func, *specs)
-    entry = Entry(made, client.define(made), operator)
+    entry = Entry(cls, made, client.define(made), operator)
     client.remember(key, entry)
     return entry
 
@@ -249,11 +228,11 @@ def flatten_call(
     key: list[Any] = [operator.key]
     handles: list[int] = []
     scalars: list[Any] = []
-    for a in (*args, *kwargs, *kwargs.values()):
+    for a in args if not kwargs else (*args, *kwargs, *kwargs.values()):
         if operator.changing and type(a) in _SCALARS:
             key.append(type(a))
             scalars.append(a)
-        elif not _flatten(cls, client, (a,), key, handles):
+        elif not _flatten(cls, client, a, key, handles):
             return None
     return tuple(key), handles, scalars
 
@@ -271,20 +250,44 @@ def described(cls: type, client: Client, operator: Operator, made: Plan, outs: l
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _flatten(cls: Any, client: Client, items: Any, key: list[Any], handles: list[int]) -> bool:
-    """Key and handles of a list argument; False when it holds a plain tensor."""
-    key.append(len(items))
-    for a in items:
-        if type(a) is cls:
-            ready(a._value, client)
-            key.append(a._spec)
-            handles.append(a._value.handle)
-        elif isinstance(a, torch.Tensor):
-            return False
-        elif isinstance(a, list | tuple):
-            if not _flatten(cls, client, a, key, handles):
-                return False
-        else:
-            key.append(a)
-            key.append(type(a))
+def _flatten(cls: Any, client: Client, a: Any, key: list[Any], handles: list[int]) -> bool:
+    """Key and handles of an argument; False when it is or holds a plain tensor."""
+    kind = type(a)
+    if kind is cls:
+        value = a._value
+        if value.group is not None or value.client is not client:
+            ready(value, client)
+        key.append(a._spec)
+        handles.append(value.handle)
+        return True
+    if isinstance(a, list | tuple):
+        key.append(len(a))
+        return all(_flatten(cls, client, item, key, handles) for item in a)
+    if isinstance(a, torch.Tensor):
+        return False
+    if kind is complex or (kind is float and (a == 0 or a != a)):
+        # Zeros of either sign are equal, and no NaN is: their text is what tells them.
+        key += (repr(a), kind)
+    else:
+        key += (a, kind)
     return True
+
+
+def entrance(cls: type) -> Any:
+    """``Tensor.__torch_dispatch__``: the C path where it was built, which comes back here for all that it does not take."""
+    if fastpath is None:
+        return dispatch
+    fastpath.bind(
+        cls,
+        slow=dispatch,
+        calls=Calls,
+        group=Group,
+        make=_make,
+        tensor=torch.Tensor,
+        inference=torch.is_inference_mode_enabled,
+        wrap=wrap,
+        library=LIBRARY,
+        is_library=is_library,
+        operators=_operators,
+    )
+    return fastpath.dispatch

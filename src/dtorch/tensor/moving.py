@@ -18,8 +18,8 @@ from ..sharding.redistribute import redistribute as plan_redistribute
 from . import aliasing, watch
 from .client import Client, closed_error, current_client
 from .future import TensorFuture
+from .hotpath import Value
 from .sites import current_site
-from .value import Value
 from .wrapper import wrap
 
 

@@ -12,21 +12,22 @@ Site = tuple[CodeType, int] | None
 """Code object and last instruction: cheap to take, turned into file and line only when somebody asks."""
 
 _LIBRARY_ROOTS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
-_library: dict[str, bool] = {}
+LIBRARY: dict[str, bool] = {}
+"""What is known already of source files."""
 
 
 def is_library(filename: str) -> bool:
     """Whether a source file belongs to PyTorch or dtorch (or is generated code without a file)."""
-    known = _library.get(filename)
+    known = LIBRARY.get(filename)
     if known is None:
-        known = _library[filename] = filename.startswith((*_LIBRARY_ROOTS, "<frozen"))
+        known = LIBRARY[filename] = filename.startswith((*_LIBRARY_ROOTS, "<frozen"))
     return known
 
 
 def current_site() -> Site:
     """The site of the caller's caller; None on a thread that runs no user code."""
     frame = sys._getframe(1)
-    while _library.get(frame.f_code.co_filename, True) and is_library(frame.f_code.co_filename):
+    while LIBRARY.get(frame.f_code.co_filename, True) and is_library(frame.f_code.co_filename):
         if frame.f_back is None:
             return None
         frame = frame.f_back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +32,33 @@ def computed_view(compute: Any) -> Any:
         return result
 
     return handler
+
+
+def converted(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``to`` that reached us whole: the tensor itself where nothing changes, as in PyTorch; else its parts."""
+    tensor, given = args[0], dict(zip([a.name for a in schema_of(func).arguments], args, strict=False)) | kwargs
+    dtype, device = given.get("dtype", tensor.dtype), given.get("device", tensor.device)
+    same = dtype in (None, tensor.dtype) and device in (None, tensor.device)
+    if same and not given.get("copy") and given.get("memory_format") in (None, torch.preserve_format):
+        return tensor
+    return func.decompose(*args, **kwargs)
+
+
+def reshaped(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``reshape`` that reached us whole: a view where one is possible."""
+    tensor, shape = args
+    if _viewable(tensor.shape, tensor.stride(), tuple(shape)):
+        return _aten.view.default(tensor, shape)
+    return func.decompose(tensor, shape)
+
+
+@lru_cache(maxsize=4096)
+def _viewable(shape: torch.Size, stride: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    try:
+        torch.empty_strided(shape, stride, device="meta").view(target)
+    except RuntimeError:
+        return False
+    return True
 
 
 def read_scalar(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -180,6 +208,9 @@ def install() -> None:
     handlers[_aten.equal.default] = compared
     handlers[_aten.resize_.default] = resized
     handlers[_aten.set_.source_Tensor] = adopted
+    handlers[_aten.reshape.default] = reshaped
+    for overload in ("dtype", "device", "dtype_layout"):
+        handlers[getattr(_aten.to, overload)] = converted
     handlers.update({**silent.HANDLERS, **tables.HANDLERS})
     families = dispatch.HANDLER_FAMILIES
     families.append((lambda f: has_out(f) and functional_of(f) is not None, into_out))

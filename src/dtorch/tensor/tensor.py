@@ -15,7 +15,7 @@ from ..core.spec import Spec, fitting_placements
 from . import construct, dispatch, moving, printing
 from .defaults import default_mesh
 from .future import TensorFuture
-from .value import Value
+from .hotpath import Value
 
 _torch_data: Any = torch.Tensor.data
 
@@ -202,6 +202,9 @@ class Tensor(torch.Tensor):
             other = Tensor(other, device_mesh=self.device_mesh, placements=self.placements)
         _torch_data.__set__(self, other)
         self._spec, self._value = other._spec, other._value
+
+
+Tensor.__torch_dispatch__ = classmethod(dispatch.entrance(Tensor))
 
 
 def _no_memory_here(tensor: Tensor, wanted: str) -> UsageError:

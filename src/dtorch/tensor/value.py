@@ -1,4 +1,4 @@
-"""``Value``: a client's hold on data in workers, and what of it is shared with views.
+"""What of a value is shared with views.
 
 A view that stays where its base is aliases it on every worker, as in PyTorch. A view that had to communicate is a copy:
 its group carries a ``Link`` to the base. Reading through a link whose base has changed takes the copy anew; writing
@@ -43,29 +43,3 @@ class Link:
         self, base: Any, root: Any, view: Callable[[Any], Any], scatter: Callable[[Any, Any], Any] | None, seen: int
     ) -> None:
         self.base, self.root, self.view, self.scatter, self.seen = base, root, view, scatter, seen
-
-
-class Value:
-    """Owner of one handle: when it dies, the workers forget the value, in stream order.
-
-    ``settled`` is the reduced form of a partial value, with the group's version that it was made of.
-    """
-
-    __slots__ = ("client", "group", "handle", "settled")
-
-    def __init__(self, client: Any, handle: int) -> None:
-        self.client = client
-        self.handle = handle
-        self.group: Group | None = None
-        self.settled: tuple[int, Any] | None = None
-
-    def __del__(self) -> None:
-        # An interrupt may have come between its making and its filling.
-        if hasattr(self, "handle"):
-            self.client.freed.append(self.handle)
-
-    def shared_group(self) -> Group:
-        """The value's group, made at first need."""
-        if self.group is None:
-            self.group = Group()
-        return self.group

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..core.spec import Spec
-from .value import Value
+from .hotpath import Value
 
 make_wrapper = torch.Tensor._make_wrapper_subclass
 

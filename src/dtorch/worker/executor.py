@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InternalError
-from ..core.program import Barrier, Call, DefinePlan, Draw, Failure, Fetch, Forget, Free, Instruction, Put, Reply, Shutdown
+from ..core.program import Barrier, Call, Calls, DefinePlan, Draw, Failure, Fetch, Forget, Free, Instruction, Put, Reply, Shutdown
 from .compile import CompiledPlan
 from .devices import Devices
 from .isolation import isolated
+from .running import Place, Plans, run_calls, step
 from .steps import StepFailed
 from .store import Poison, Store
 
@@ -31,7 +32,7 @@ class Executor:
         self.devices = devices or Devices()
         self.store = Store()
         self._plans: dict[int, CompiledPlan | Poison] = {}
-        self._runs: dict[int, Callable[[Store, Any], None]] = {}
+        self._runs: Plans = {}
         self._failures: list[Failure] = []
 
     def submit(self, first: int, batch: list[Instruction]) -> None:
@@ -56,34 +57,44 @@ class Executor:
         self._runs.clear()
 
     def _execute(self, first: int, batch: list[Instruction]) -> Any:
-        store, runs, result = self.store, self._runs, None
-        at = 0
+        result, at, place, sequence = None, 0, [0, 0, 0], first
         try:
             for at, instruction in enumerate(batch):
-                if type(instruction) is Call:
-                    try:
-                        runs[instruction.plan](store, instruction)
-                    except Exception as error:
-                        self._fail(_sequence(first, batch, at), instruction, error)
+                if type(instruction) is Calls:
+                    place = [0, 0, 0]
+                    self._run_calls(sequence, instruction, place)
+                    sequence += instruction.count
                 else:
-                    result = self._other(instruction, first, batch, at)
+                    result = self._other(sequence, instruction)
+                    sequence += type(instruction) is Draw
         except KeyboardInterrupt as interrupt:
-            self._abandon(first, batch, at, interrupt)
+            self._abandon(sequence, batch[at:], place, interrupt)
             raise
-        return None if batch and type(batch[-1]) is Call else result
+        return None if batch and type(batch[-1]) is Calls else result
 
-    def _other(self, instruction: Instruction, first: int, batch: list[Instruction], at: int) -> Any:
-        """Any instruction but a Call; returns its answer."""
+    def _run_calls(self, sequence: int, calls: Calls, place: Place) -> None:
+        """Run every call; one that fails poisons what it would have made."""
+        while place[0] < calls.count:
+            try:
+                run_calls(calls, place, self._runs, self.store)
+                return
+            except Exception as error:
+                call = next(calls.unpacked(place[1], place[2]))
+                self._fail_call(sequence + place[0], call, error)
+                step(place, call)
+
+    def _other(self, sequence: int, instruction: Instruction) -> Any:
+        """Any instruction but Calls; returns its answer."""
         handler = _HANDLERS[type(instruction)]
         try:
             return handler(self, instruction)
         except Exception as error:
-            return self._fail(_sequence(first, batch, at), instruction, error)
+            return self._fail(sequence, instruction, error)
 
     def _define(self, instruction: DefinePlan) -> None:
         plan = CompiledPlan(instruction, self.devices.device)
         self._plans[instruction.plan] = plan
-        self._runs[instruction.plan] = plan.run
+        self._runs[instruction.plan] = plan.quick
 
     def _draw(self, instruction: Draw) -> Tensor | None:
         """Run a plan on the default generator, put in the given state and left as it was; answers the state after."""
@@ -100,7 +111,7 @@ class Executor:
         finally:
             generator.set_state(before)
 
-    def _plan(self, instruction: Call | Draw) -> CompiledPlan:
+    def _plan(self, instruction: Draw) -> CompiledPlan:
         plan = self._plans.get(instruction.plan)
         if not isinstance(plan, CompiledPlan):
             raise InternalError(f"plan {instruction.plan} is not defined on this worker")
@@ -140,7 +151,7 @@ class Executor:
 
     def _fail(self, sequence: int, instruction: Instruction, error: BaseException) -> Poison:
         """Poison what an instruction would have made or written; a new failure unless its cause is a poisoned input."""
-        if isinstance(instruction, Call | Draw):
+        if isinstance(instruction, Draw):
             return self._fail_call(sequence, instruction, error)
         blame = StepFailed(getattr(instruction, "operator", type(instruction).__name__), _device_text(instruction), "none")
         poison = self._poison(sequence, getattr(instruction, "plan", -1), blame, error)
@@ -178,24 +189,25 @@ class Executor:
         self._failures.append(failure)
         return Poison(failure)
 
-    def _abandon(self, first: int, batch: list[Instruction], at: int, interrupt: KeyboardInterrupt) -> None:
+    def _abandon(self, sequence: int, rest: list[Instruction], place: Place, interrupt: KeyboardInterrupt) -> None:
         """After Ctrl-C: poison what the rest of a batch would compute, but keep the books that later batches rely on.
 
-        The user knows: only who reads such a value hears of it again.
+        The rest begins with the instruction that was interrupted, in a run of calls at a place. The user knows: only who
+        reads such a value hears of it again.
         """
         known = len(self._failures)
-        for later in range(at, len(batch)):
-            instruction = batch[later]
-            if isinstance(instruction, Call | Draw):
-                self._fail(_sequence(first, batch, later), instruction, interrupt)
+        for instruction in rest:
+            if isinstance(instruction, Calls):
+                for number, call in enumerate(instruction.unpacked(place[1], place[2]), place[0]):
+                    self._fail_call(sequence + number, call, interrupt)
+                sequence += instruction.count
+                place = [0, 0, 0]
+            elif isinstance(instruction, Draw):
+                self._fail(sequence, instruction, interrupt)
+                sequence += 1
             elif not isinstance(instruction, Fetch | Barrier):
-                self._other(instruction, first, batch, later)
+                self._other(sequence, instruction)
         del self._failures[known:]
-
-
-def _sequence(first: int, batch: list[Instruction], at: int) -> int:
-    """Sequence number of the instruction at a place, or of the next Call where it is none itself."""
-    return first + sum(isinstance(i, Call | Draw) for i in batch[:at])
 
 
 def _state(state: Any) -> Tensor:

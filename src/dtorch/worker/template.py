@@ -12,8 +12,12 @@ import torch
 
 from ..core.program import Const, Local, Scalar, Slot, Vary
 from .operators import Chooser, resolve
+from .running import fastrun
 
 Namespace = dict[str, Any]
+
+SLOT, SCALAR, CONSTANT, LIST = range(4)
+"""Kinds of arguments, as ``_fastrun.c`` numbers them."""
 
 
 def constant(value: Any, device_of: Callable[[str], torch.device]) -> Any:
@@ -45,6 +49,8 @@ class Template:
 
     def __init__(self, step: Local, spell: Callable[[int], str], device_of: Callable[[str], torch.device]) -> None:
         self.namespace: Namespace = {}
+        self._step = step
+        self._single: Any = None
         self._spell = spell
         self._device_of = device_of
         self.namespace["fn"] = Chooser(resolve(step.operator), self._settle)
@@ -57,8 +63,30 @@ class Template:
         exec(_code(source, name), self.namespace)
         return self.namespace["run"]
 
+    def compiled(self) -> Any:
+        """The call in C, where that was built: takes the first piece of its inputs, gives one tensor. None if it cannot be."""
+        step = self._step
+        arguments = [*step.args, *step.kwargs.values()]
+        if fastrun is None or any(isinstance(a, list) and any(isinstance(i, list) and _changes(i) for i in a) for a in arguments):
+            return None
+        parts = [part for a in arguments for part in self._parts(a)]
+        self._single = fastrun.Single(self.namespace["fn"], tuple(parts), tuple(step.kwargs) or None)
+        return self._single
+
+    def _parts(self, value: Any) -> list[tuple[int, int, Any]]:
+        """Kind, index and constant of an argument; a list with slots or scalars in it is followed by its items'."""
+        if isinstance(value, Slot):
+            return [(SLOT, value.index, None)]
+        if isinstance(value, Scalar):
+            return [(SCALAR, value.index, None)]
+        if isinstance(value, list) and _changes(value):
+            return [(LIST, len(value), None), *(part for item in value for part in self._parts(item))]
+        return [(CONSTANT, 0, constant(value, self._device_of))]
+
     def _settle(self, chosen: Callable[..., Any]) -> None:
         self.namespace["fn"] = chosen
+        if self._single is not None:
+            self._single.fn = chosen
 
     def _text(self, value: Any) -> str:
         if isinstance(value, Slot):

@@ -1,0 +1,311 @@
+/* Runs packed calls. A plan of one operator on values of one piece runs here; any other is a Python function that gets the
+   call unpacked. worker/running.py has the same in Python, and says what this file must do. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#define MOST_ARGUMENTS 64
+
+enum { SLOT, SCALAR, CONSTANT, LIST };
+
+typedef struct {
+    int kind;
+    Py_ssize_t index;  /* SLOT, SCALAR: which; LIST: how many of the parts that follow */
+    PyObject *value;   /* CONSTANT */
+} Part;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *fn, *names; /* the callable, and the names of the last arguments or NULL */
+    Py_ssize_t parts_n, arguments_n;
+    Part *parts;
+} Single;
+
+/* A call that is being run. */
+typedef struct {
+    long long plan;
+    const long long *inputs, *outputs;
+    Py_ssize_t inputs_n, outputs_n, scalars_n, scalar;
+    PyObject *scalars, *store;
+} Running;
+
+/* ------------------------------------------------------------------ Single */
+
+static int single_traverse(Single *self, visitproc visit, void *arg) {
+    Py_VISIT(self->fn);
+    for (Py_ssize_t i = 0; i < self->parts_n; i++)
+        Py_VISIT(self->parts[i].value);
+    return 0;
+}
+
+static int single_clear(Single *self) {
+    Py_CLEAR(self->fn); Py_CLEAR(self->names);
+    for (Py_ssize_t i = 0; i < self->parts_n; i++)
+        Py_CLEAR(self->parts[i].value);
+    return 0;
+}
+
+static void single_dealloc(Single *self) {
+    PyObject_GC_UnTrack(self);
+    single_clear(self);
+    PyMem_Free(self->parts);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+/* Single(fn, parts, names): parts are (kind, index, value); names are of the last arguments, or None. */
+static PyObject *single_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *fn, *parts, *names;
+    if (!PyArg_ParseTuple(args, "OO!O", &fn, &PyTuple_Type, &parts, &names))
+        return NULL;
+    Single *self = (Single *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->parts = PyMem_Calloc(PyTuple_GET_SIZE(parts) + 1, sizeof *self->parts);
+    if (self->parts == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    self->fn = Py_NewRef(fn);
+    self->names = names == Py_None ? NULL : Py_NewRef(names);
+    for (Py_ssize_t i = 0, inner = 0; i < PyTuple_GET_SIZE(parts); i++) {
+        Part *part = &self->parts[self->parts_n];
+        PyObject *value;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(parts, i), "inO", &part->kind, &part->index, &value)) {
+            Py_DECREF(self);
+            return NULL;
+        }
+        part->value = Py_NewRef(value);
+        self->parts_n++;
+        if (inner)
+            inner--;
+        else {
+            self->arguments_n++;
+            inner = part->kind == LIST ? part->index : 0;
+        }
+    }
+    if (self->arguments_n > MOST_ARGUMENTS || (self->names && PyTuple_GET_SIZE(self->names) > self->arguments_n)) {
+        PyErr_SetString(PyExc_ValueError, "arguments of an operator do not fit");
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static PyMemberDef single_members[] = {{"fn", T_OBJECT_EX, offsetof(Single, fn), 0, NULL}, {NULL}};
+
+static PyTypeObject SingleType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dtorch.worker._fastrun.Single",
+    .tp_basicsize = sizeof(Single),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "A plan of one operator, which makes one tensor of values of one piece.",
+    .tp_new = single_new,
+    .tp_traverse = (traverseproc)single_traverse,
+    .tp_clear = (inquiry)single_clear,
+    .tp_dealloc = (destructor)single_dealloc,
+    .tp_members = single_members,
+};
+
+/* The first piece of an input; a new reference. */
+static PyObject *piece(const Running *call, Py_ssize_t slot) {
+    if (slot >= call->inputs_n) {
+        PyErr_SetString(PyExc_IndexError, "a call has fewer inputs than its plan");
+        return NULL;
+    }
+    PyObject *handle = PyLong_FromLongLong(call->inputs[slot]);
+    if (handle == NULL)
+        return NULL;
+    PyObject *pieces = PyDict_GetItemWithError(call->store, handle), *found = NULL;
+    if (pieces == NULL) {
+        if (!PyErr_Occurred())
+            PyErr_SetObject(PyExc_KeyError, handle);
+    } else if (PyTuple_CheckExact(pieces) && PyTuple_GET_SIZE(pieces))
+        found = Py_NewRef(PyTuple_GET_ITEM(pieces, 0));
+    else
+        found = PySequence_GetItem(pieces, 0); /* poison cannot be indexed, so this is where it fails */
+    Py_DECREF(handle);
+    return found;
+}
+
+static PyObject *argument(const Running *call, const Part *part) {
+    if (part->kind == SLOT)
+        return piece(call, part->index);
+    if (part->kind == CONSTANT)
+        return Py_NewRef(part->value);
+    if (part->index >= call->scalars_n) {
+        PyErr_SetString(PyExc_IndexError, "a call has fewer numbers than its plan");
+        return NULL;
+    }
+    return Py_NewRef(PyList_GET_ITEM(call->scalars, call->scalar + part->index));
+}
+
+static PyObject *list_argument(const Running *call, const Part *parts, Py_ssize_t n) {
+    PyObject *list = PyList_New(n);
+    for (Py_ssize_t i = 0; list != NULL && i < n; i++) {
+        PyObject *item = argument(call, parts + i);
+        if (item == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, i, item);
+    }
+    return list;
+}
+
+static int keep(const Running *call, PyObject *result) {
+    PyObject *pieces = PyTuple_Pack(1, result), *handle = PyLong_FromLongLong(call->outputs[0]);
+    int done = pieces && handle ? PyDict_SetItem(call->store, handle, pieces) : -1;
+    Py_XDECREF(pieces);
+    Py_XDECREF(handle);
+    return done;
+}
+
+static int run_single(Single *plan, const Running *call) {
+    PyObject *arguments[MOST_ARGUMENTS + 1], **given = arguments + 1, *result = NULL;
+    Py_ssize_t n = 0, at = 0, names_n = plan->names ? PyTuple_GET_SIZE(plan->names) : 0;
+    if (call->outputs_n != 1) {
+        PyErr_SetString(PyExc_IndexError, "a call has not as many outputs as its plan");
+        return -1;
+    }
+    for (; at < plan->parts_n; n++) {
+        const Part *part = &plan->parts[at];
+        given[n] = part->kind == LIST ? list_argument(call, part + 1, part->index) : argument(call, part);
+        if (given[n] == NULL)
+            goto done;
+        at += part->kind == LIST ? part->index + 1 : 1;
+    }
+    PyObject *fn = Py_NewRef(plan->fn); /* the first call settles on a faster one */
+    result = PyObject_Vectorcall(fn, given, (n - names_n) | PY_VECTORCALL_ARGUMENTS_OFFSET, plan->names);
+    Py_DECREF(fn);
+done:
+    while (n > 0)
+        Py_DECREF(given[--n]);
+    if (result == NULL)
+        return -1;
+    int kept = keep(call, result);
+    Py_DECREF(result);
+    return kept;
+}
+
+/* ------------------------------------------------------------------ runs of calls */
+
+static PyObject *integers(const long long *from, Py_ssize_t n) {
+    PyObject *list = PyList_New(n);
+    for (Py_ssize_t i = 0; list != NULL && i < n; i++) {
+        PyObject *item = PyLong_FromLongLong(from[i]);
+        if (item == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, i, item);
+    }
+    return list;
+}
+
+/* Any other plan: a Python function of the store and the call. */
+static int run_other(PyObject *plan, const Running *call, PyObject *call_class) {
+    PyObject *parts[] = {PyLong_FromLongLong(call->plan), integers(call->inputs, call->inputs_n),
+                         integers(call->outputs, call->outputs_n),
+                         PyList_GetSlice(call->scalars, call->scalar, call->scalar + call->scalars_n)};
+    PyObject *made = NULL, *done = NULL;
+    if (parts[0] && parts[1] && parts[2] && parts[3])
+        made = PyObject_Vectorcall(call_class, parts, 4, NULL);
+    if (made != NULL)
+        done = PyObject_CallFunctionObjArgs(plan, call->store, made, NULL);
+    for (int i = 0; i < 4; i++)
+        Py_XDECREF(parts[i]);
+    Py_XDECREF(made);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static int run_one(const Running *call, PyObject *plans, PyObject *call_class) {
+    PyObject *number = PyLong_FromLongLong(call->plan);
+    if (number == NULL)
+        return -1;
+    PyObject *plan = PyDict_GetItemWithError(plans, number);
+    if (plan == NULL && !PyErr_Occurred())
+        PyErr_SetObject(PyExc_KeyError, number);
+    Py_DECREF(number);
+    if (plan == NULL)
+        return -1;
+    Py_INCREF(plan);
+    int done = Py_IS_TYPE(plan, &SingleType) ? run_single((Single *)plan, call) : run_other(plan, call, call_class);
+    Py_DECREF(plan);
+    return done;
+}
+
+/* Whether the header of a call and what it announces lie within the words and the scalars. */
+static int whole(const long long *words, Py_ssize_t left, Py_ssize_t scalars_left) {
+    if (left < 4)
+        return 0;
+    for (int i = 1; i < 4; i++)
+        if (words[i] < 0 || words[i] > left + scalars_left)
+            return 0;
+    return words[1] + words[2] <= left - 4 && words[3] <= scalars_left;
+}
+
+static int note(PyObject *place, Py_ssize_t number, Py_ssize_t word, Py_ssize_t scalar) {
+    Py_ssize_t values[] = {number, word, scalar};
+    for (int i = 0; i < 3; i++) {
+        PyObject *value = PyLong_FromSsize_t(values[i]);
+        if (value == NULL || PyList_SetItem(place, i, value) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* run_calls(words, scalars, place, plans, store, Call): run from a place [call, word, scalar] on. An error is raised with the
+   place at the call that failed. */
+static PyObject *run_calls(PyObject *module, PyObject *args) {
+    Py_buffer buffer;
+    PyObject *scalars, *place, *plans, *store, *call_class;
+    Py_ssize_t number, word, scalar;
+    if (!PyArg_ParseTuple(args, "y*O!O!O!O!O", &buffer, &PyList_Type, &scalars, &PyList_Type, &place, &PyDict_Type, &plans,
+                          &PyDict_Type, &store, &call_class))
+        return NULL;
+    const long long *words = buffer.buf;
+    Py_ssize_t words_n = buffer.len / (Py_ssize_t)sizeof *words;
+    int failed = PyList_GET_SIZE(place) != 3;
+    if (failed)
+        PyErr_SetString(PyExc_ValueError, "a place is [call, word, scalar]");
+    else {
+        number = PyLong_AsSsize_t(PyList_GET_ITEM(place, 0)), word = PyLong_AsSsize_t(PyList_GET_ITEM(place, 1));
+        scalar = PyLong_AsSsize_t(PyList_GET_ITEM(place, 2));
+        failed = PyErr_Occurred() || number < 0 || word < 0 || scalar < 0;
+    }
+    while (!failed && word < words_n) {
+        const long long *at = words + word;
+        if (!whole(at, words_n - word, PyList_GET_SIZE(scalars) - scalar)) {
+            PyErr_SetString(PyExc_ValueError, "a packed call is cut short");
+            failed = 1;
+            break;
+        }
+        Running call = {at[0], at + 4, at + 4 + at[1], at[1], at[2], at[3], scalar, scalars, store};
+        if (PyErr_CheckSignals() < 0 || run_one(&call, plans, call_class) < 0) {
+            PyObject *type, *value, *trace;
+            PyErr_Fetch(&type, &value, &trace);
+            if (note(place, number, word, scalar) == 0)
+                PyErr_Restore(type, value, trace);
+            failed = 1;
+            break;
+        }
+        number++, word += 4 + at[1] + at[2], scalar += at[3];
+    }
+    PyBuffer_Release(&buffer);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"run_calls", run_calls, METH_VARARGS, "Run packed calls from a place on."},
+    {NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_fastrun", "Runs packed calls.", -1, functions};
+
+PyMODINIT_FUNC PyInit__fastrun(void) {
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL || PyModule_AddType(module, &SingleType) < 0)
+        return NULL;
+    return module;
+}

@@ -1,0 +1,47 @@
+"""Running packed calls: in C where it was built (``_fastrun.c``) and ``DTORCH_PURE_PYTHON=1`` is not set, else in Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ..core.program import Call, Calls
+from .store import Store
+
+Place = list[int]
+"""A call in a run: its number, and the numbers of its first word and its first scalar."""
+
+Plans = dict[int, Callable[[Store, Call], None]]
+
+
+def _compiled() -> Any:
+    """The C module, or None."""
+    if os.environ.get("DTORCH_PURE_PYTHON") == "1":
+        return None
+    try:
+        from . import _fastrun
+    except ImportError:
+        return None
+    return _fastrun
+
+
+fastrun = _compiled()
+"""The C module where it was built, else None."""
+
+
+def run_calls(calls: Calls, place: Place, plans: Plans, store: Store) -> None:
+    """Run calls from a place on. An error is raised with the place at the call that failed."""
+    if fastrun is not None:
+        fastrun.run_calls(calls.words, calls.scalars, place, plans, store, Call)
+        return
+    for call in calls.unpacked(place[1], place[2]):
+        plans[call.plan](store, call)
+        step(place, call)
+
+
+def step(place: Place, call: Call) -> None:
+    """Move a place past its call."""
+    place[0] += 1
+    place[1] += 4 + len(call.inputs) + len(call.outputs)
+    place[2] += len(call.scalars)
