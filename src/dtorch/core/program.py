@@ -184,9 +184,10 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
 
 
 class Free(msgspec.Struct, frozen=True, tag="free"):
-    """Forget values."""
+    """Forget values; with ``release`` give the memory they took back to the system, for something large comes next."""
 
     handles: list[int]
+    release: bool = False
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):

@@ -160,8 +160,7 @@ static long long *words_for(Stream *self, Py_ssize_t more) {
     return self->words + self->words_n;
 }
 
-static int told(PyObject *self, PyObject *method) {
-    PyObject *done = PyObject_CallMethodNoArgs(self, method);
+static int told(PyObject *done) {
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
@@ -176,8 +175,13 @@ typedef struct {
 /* Append a call and the code and instruction of its site; hand the batch over when it is full. */
 static int stream_append(Stream *self, const Packed *call, PyObject *code, PyObject *lasti, Py_ssize_t nbytes) {
     Py_ssize_t freed = PyList_GET_SIZE(self->freed);
-    if (freed && (nbytes >= self->large_nbytes || freed >= self->free_limit) && told((PyObject *)self, s_free_early) < 0)
-        return -1;
+    if (freed && (nbytes >= self->large_nbytes || freed >= self->free_limit)) {
+        PyObject *size = PyLong_FromSsize_t(nbytes);
+        int done = size ? told(PyObject_CallMethodOneArg((PyObject *)self, s_free_early, size)) : -1;
+        Py_XDECREF(size);
+        if (done < 0)
+            return -1;
+    }
     Py_ssize_t more = 4 + call->inputs_n + call->outputs_n;
     long long *words = words_for(self, more);
     if (words == NULL)
@@ -193,7 +197,7 @@ static int stream_append(Stream *self, const Packed *call, PyObject *code, PyObj
     self->words_n += more;
     self->run_n++;
     self->room -= nbytes;
-    return self->room < 0 || ++self->batch_n >= self->batch_limit ? told((PyObject *)self, s_flush) : 0;
+    return self->room < 0 || ++self->batch_n >= self->batch_limit ? told(PyObject_CallMethodNoArgs((PyObject *)self, s_flush)) : 0;
 }
 
 /* The integers of a list. */

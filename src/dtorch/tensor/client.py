@@ -23,6 +23,9 @@ BATCH = 512
 BATCH_NBYTES = 64 << 20
 """Bytes of results per batch, so that a worker is not kept waiting for work worth starting."""
 
+RELEASE_NBYTES = 32 << 20
+"""Results from this size on find freed memory given back to the system: they are mapped afresh, and use none of it."""
+
 CACHE_LIMIT = 16384
 """Plans kept; beyond it the oldest quarter is forgotten."""
 
@@ -85,9 +88,9 @@ class Client(Stream):
         code, lasti = site or (None, 0)
         self.pack(call.plan, call.inputs, call.outputs, call.scalars, code, lasti, nbytes)
 
-    def free_early(self) -> None:
-        """Issue what has been freed at once."""
-        self.emit(Free(self.take_freed()))
+    def free_early(self, nbytes: int) -> None:
+        """Issue what has been freed at once; a result of ``nbytes`` comes next."""
+        self.emit(Free(self.take_freed(), nbytes >= RELEASE_NBYTES))
 
     def emit(self, instruction: Instruction) -> None:
         """Issue an instruction that is not a call."""

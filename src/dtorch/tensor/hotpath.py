@@ -54,7 +54,7 @@ class PythonStream:
         """Append a call whose results take ``nbytes`` to the open run, and where it was issued."""
         with self.lock:
             if self.freed and (nbytes >= self.large_nbytes or len(self.freed) >= self.free_limit):
-                self.free_early()
+                self.free_early(nbytes)
             self._run.append(Call(plan, inputs, outputs, scalars))
             self.sites += (code, lasti)
             self.room -= nbytes
@@ -80,8 +80,8 @@ class PythonStream:
         taken, self.freed = self.freed, []
         return taken
 
-    def free_early(self) -> None:
-        """Issue what has been freed at once."""
+    def free_early(self, nbytes: int) -> None:
+        """Issue what has been freed at once; a result of ``nbytes`` comes next."""
         raise NotImplementedError
 
     def flush(self) -> None:

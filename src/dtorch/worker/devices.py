@@ -6,7 +6,9 @@ places everything of a type on one device: all ``"cuda"`` ids live on ``cuda:0``
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -74,3 +76,15 @@ def simulated_counts(environ: Mapping[str, str] = os.environ) -> dict[str, int]:
         given = f"{SIMULATION_COUNT}={count!r}"
         raise MeshError(four_parts(given, "the number of simulated devices is a positive int", "your environment", "set e.g. 8"))
     return {"cuda": int(count)}
+
+
+def release_memory() -> None:
+    """Give freed pages of the C heap back to the system where the C library can (glibc's ``malloc_trim``).
+
+    Blocks freed in between others stay resident otherwise, on top of whatever is allocated next.
+    """
+    if _trim is not None:
+        _trim(0)
+
+
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.errors import InternalError
 from ..core.program import Barrier, Call, Calls, DefinePlan, Draw, Failure, Fetch, Forget, Free, Instruction, Put, Reply, Shutdown
 from .compile import CompiledPlan
-from .devices import Devices
+from .devices import Devices, release_memory
 from .isolation import isolated
 from .running import Place, Plans, run_calls, step
 from .steps import StepFailed
@@ -136,6 +136,8 @@ class Executor:
 
     def _free(self, instruction: Free) -> None:
         self.store.free(instruction.handles)
+        if instruction.release:
+            release_memory()
 
     def _forget(self, instruction: Forget) -> None:
         for number in instruction.plans:

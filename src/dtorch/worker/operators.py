@@ -48,6 +48,8 @@ def schema(operator: torch._ops.OpOverload) -> torch.FunctionSchema:
 def fastest(operator: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Callable[..., Any]:
     """The fastest callable that with arguments like these runs exactly this overload. Nothing is executed."""
     plain = boxed(operator)
+    if schema(operator).is_mutable:
+        args, kwargs = tuple(map(_stand_in, args)), {k: _stand_in(v) for k, v in kwargs.items()}
     wanted = _dispatched(plain, args, kwargs) if operator not in STAND_INS else None
     if wanted is None:
         return plain
@@ -91,14 +93,15 @@ def _kind(argument: Any) -> Any:
     return (list, _pattern(argument)) if isinstance(argument, list | tuple) else type(argument)
 
 
-class _Seen(BaseException):
-    """Ends a call once its first operator is known."""
-
-
 class _Watch(TorchDispatchMode):
-    """Notes the first operator that would run, and stops before it runs."""
+    """Notes the operators that would run, and answers blanks instead of running them.
 
-    seen: tuple | None = None
+    Ending the call by an exception would do too, but the first one that crosses PyTorch's C++ reads megabytes of tables.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -106,21 +109,34 @@ class _Watch(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        self.seen = (func, args, kwargs or {})
-        raise _Seen
+        self.seen.append((func, args, kwargs or {}))
+        blanks = [_blank(str(r.type)) for r in schema(func).returns]
+        return blanks[0] if len(blanks) == 1 else tuple(blanks)
+
+
+def _blank(kind: str) -> Any:
+    """A value of a schema's type."""
+    if kind.startswith("Tensor"):
+        return torch.empty(0) if kind == "Tensor" else []
+    return {"bool": False, "float": 0.0}.get(kind, 0)
+
+
+def _stand_in(argument: Any) -> Any:
+    """Tensors of the same kind in an argument's place: even an operator that is only watched counts its writes."""
+    if isinstance(argument, Tensor):
+        return argument.new_empty([0] * argument.ndim)
+    return [_stand_in(a) for a in argument] if isinstance(argument, list | tuple) else argument
 
 
 def _dispatched(call: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> tuple | None:
-    """The first operator that a call dispatches to, with its arguments; None where the call is refused before."""
+    """The one operator that a call dispatches to, with its arguments; None where it is refused, or does more."""
     watch = _Watch()
     try:
         with watch:
             call(*args, **kwargs)
-    except _Seen:
-        return watch.seen
     except Exception:  # whatever a binding raises for arguments that it does not take
         return None
-    return None
+    return watch.seen[0] if len(watch.seen) == 1 else None
 
 
 def _bindings(operator: torch._ops.OpOverload) -> Iterator[Callable[..., Any]]:
