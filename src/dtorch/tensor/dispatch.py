@@ -229,8 +229,8 @@ def finish(
 
 def instead(operator: Operator, made: Plan, written: list[Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     """A better way than the plan, taken: by parts that have rules, or on partial inputs already reduced; None without."""
-    if len(made.define.meshes) > 1 and made.outs and torch.is_grad_enabled():
-        moving.send_gradients_home(leaves((args, kwargs), torch.Tensor), made.outs[0].mesh)
+    if len(made.define.meshes) > 1 and torch.is_grad_enabled():
+        moving.send_gradients_home(leaves((args, kwargs), torch.Tensor))
     if made.how == "replicated":
         parts = decomposed(made, operator.func, args, kwargs)
         if parts is not None:
