@@ -169,7 +169,8 @@ class Tensor(torch.Tensor):
         if id(self) not in memo:
             if not self.is_leaf:
                 raise RuntimeError("Only tensors created by the user (graph leaves) can be deep-copied; copy t.detach() instead")
-            copied = memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+            copied = _copied(self, memo).requires_grad_(self.requires_grad)
+            memo[id(self)] = copied
             if self.grad is not None:
                 copied.grad = copy.deepcopy(self.grad, memo)
             copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -228,6 +229,17 @@ class Tensor(torch.Tensor):
             other = Tensor(other, device_mesh=self.device_mesh, placements=self.placements)
         _torch_data.__set__(self, other)
         self._spec, self._value = other._spec, other._value
+
+
+def _copied(tensor: Tensor, memo: dict[int, Any]) -> Any:
+    """A copy outside autograd. As in PyTorch, tensors over one memory stay over one, and parameters do not."""
+    apart = isinstance(tensor, torch.nn.Parameter)
+    # The memo keeps the value, so that no other is given its id.
+    known = None if apart else memo.get(id(tensor._value))
+    copied: Any = tensor.detach().clone() if known is None else known[1]
+    if known is None and not apart:
+        memo[id(tensor._value)] = tensor._value, copied
+    return copied.redistribute(placements=tensor.placements).detach()
 
 
 ELSEWHERE = "its data lies on the devices of a session, not in this process"
