@@ -18,6 +18,7 @@ from ..core.spec import Spec
 from ..sharding.call import is_view, leaves, replace_leaves, returned_args, returns_written, written_args
 from ..sharding.plan import Plan
 from ..sharding.planner import Changing, plan_call
+from ..sharding.probe import check_dtypes
 from ..sharding.table import rule_for
 from . import aliasing, moving, watch
 from .client import Client, closed_error, current_client
@@ -171,6 +172,7 @@ def plan(client: Client, operator: Operator, key: tuple, args: tuple, kwargs: di
         counter = iter(range(len(args) + len(kwargs)))
         specs = (tuple(_changing(a, counter) for a in specs[0]), {k: _changing(v, counter) for k, v in specs[1].items()})
     made = plan_call(operator.func, *specs)
+    check_dtypes(operator.func, *specs)
     entry = Entry(made, client.define(made), operator)
     client.remember(key, entry)
     return entry
