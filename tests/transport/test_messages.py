@@ -21,6 +21,7 @@ from dtorch.core.program import (
     Call,
     Collective,
     Const,
+    DefaultDtype,
     DefinePlan,
     Draw,
     Exchange,
@@ -68,6 +69,7 @@ INSTRUCTIONS: list[Instruction] = [
     Fetch(1, [0], True),
     Free([1, 2]),
     Forget([1]),
+    DefaultDtype("float64"),
     Barrier(),
     Shutdown(),
 ]

@@ -75,7 +75,7 @@ DTYPES = frozenset(
 )
 
 SIZELESS = _named(
-    """mm bmm addmm addbmm baddbmm addmv mv dot vdot addr convolution
+    """mm bmm addmm addbmm baddbmm addmv mv dot vdot addr convolution full_like
     sum prod mean nansum amax amin aminmax max min argmax argmin all any median nanmedian mode linalg_vector_norm logsumexp
     _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort argsort
     binary_cross_entropy mse_loss smooth_l1_loss huber_loss soft_margin_loss

@@ -10,7 +10,21 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InternalError
-from ..core.program import Barrier, Call, DefinePlan, Draw, Failure, Fetch, Forget, Free, Instruction, Put, Reply, Shutdown
+from ..core.program import (
+    Barrier,
+    Call,
+    DefaultDtype,
+    DefinePlan,
+    Draw,
+    Failure,
+    Fetch,
+    Forget,
+    Free,
+    Instruction,
+    Put,
+    Reply,
+    Shutdown,
+)
 from .compile import CompiledPlan
 from .devices import Devices
 from .isolation import isolated
@@ -33,15 +47,16 @@ class Executor:
         self._plans: dict[int, CompiledPlan | Poison] = {}
         self._runs: dict[int, Callable[[Store, Any], None]] = {}
         self._failures: list[Failure] = []
+        self._default_dtype = torch.float32
 
     def submit(self, first: int, batch: list[Instruction]) -> None:
         """Run a batch whose first Call or Draw has sequence number ``first``; failures wait for the next reply."""
-        with isolated():
+        with isolated(self._default_dtype):
             self._execute(first, batch)
 
     def run(self, first: int, batch: list[Instruction]) -> Reply:
         """Run a batch and answer its last instruction, with every failure since the last reply."""
-        with isolated():
+        with isolated(self._default_dtype):
             result = self._execute(first, batch)
         failures, self._failures = self._failures, []
         if isinstance(result, Poison):
@@ -131,6 +146,10 @@ class Executor:
             self._plans.pop(number, None)
             self._runs.pop(number, None)
 
+    def _set_default_dtype(self, instruction: DefaultDtype) -> None:
+        self._default_dtype = getattr(torch, instruction.dtype)
+        torch.set_default_dtype(self._default_dtype)
+
     def _barrier(self, instruction: Barrier) -> None:
         for device_type in {t.device.type for v in self.store.values() if not isinstance(v, Poison) for t in v} - {"cpu"}:
             torch.get_device_module(device_type).synchronize()
@@ -215,6 +234,7 @@ _HANDLERS: dict[type, Callable[[Executor, Any], Any]] = {
     Fetch: Executor._fetch,
     Free: Executor._free,
     Forget: Executor._forget,
+    DefaultDtype: Executor._set_default_dtype,
     Barrier: Executor._barrier,
     Shutdown: Executor._shutdown,
 }
