@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dtorch import DeviceMesh, MeshError, UsageError, init_device_mesh
+from dtorch.core.mesh import Family
 
 
 def test_init_counts_ids_row_major() -> None:
@@ -100,3 +101,12 @@ def test_refusals_say_what_why_where_and_what_to_do(make: object, rule: str) -> 
         make()
     assert isinstance(raised.value, UsageError) and isinstance(raised.value, ValueError)
     assert [line.split(":")[0].strip() for line in str(raised.value).splitlines()][1:] == ["rule", "where", "to do"]
+
+
+def test_meshes_of_a_family_are_akin_while_it_lives() -> None:
+    a, b, c = (DeviceMesh("cpu", [n]) for n in (20, 21, 22))
+    assert a.akin(a) and not a.akin(b)
+    family, other = Family((a, b)), Family((b, c))
+    assert a.akin(b) and b.akin(a) and b.akin(c) and not a.akin(c)
+    del family, other
+    assert not a.akin(b) and not b.akin(c)

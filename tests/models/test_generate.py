@@ -83,3 +83,27 @@ def test_a_text_streamer_of_transformers_takes_our_tokens(capsys: pytest.Capture
     expected = capsys.readouterr().out
     tokens(on_mesh(model, mesh_named("tp=2,pp=2")), inputs, streamer=TextStreamer(_Letters(), skip_prompt=True), **GREEDY)
     assert capsys.readouterr().out == expected != ""
+
+
+BEAMS: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 3, "do_sample": False},
+    "several of them": {"num_beams": 4, "num_return_sequences": 2, "early_stopping": True, "do_sample": False},
+    "sampled": {"num_beams": 2, **SAMPLED},
+}
+
+
+@pytest.mark.parametrize("options", BEAMS.values(), ids=BEAMS)
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_beam_search(name: str, mesh: str, options: dict[str, Any]) -> None:
+    model, inputs = LANGUAGE_MODELS[name](), batch()
+    assert torch.equal(tokens(on_mesh(model, mesh_named(mesh)), inputs, **options), tokens(model, inputs, **options))
+
+
+@pytest.mark.parametrize("stage", [0, 1, None], ids=["first stage", "last stage", "whole mesh"])
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_global_ids_on_any_mesh_of_the_model(name: str, stage: int | None) -> None:
+    model, inputs, mesh = LANGUAGE_MODELS[name](), batch(), mesh_named("tp=2,pp=2")
+    home = mesh if stage is None else mesh.unbind("pp")[stage]
+    placed = {k: dtorch.Tensor(v, device_mesh=home) for k, v in inputs.items()}
+    assert torch.equal(tokens(on_mesh(model, mesh), placed, **GREEDY), tokens(model, inputs, **GREEDY))

@@ -15,6 +15,7 @@ from tests.models.zoo import (
     batch,
     llama,
     mesh_named,
+    mixtral,
     on_mesh,
     tied_llama,
     without_dropout,
@@ -35,6 +36,20 @@ def train(model: nn.Module, steps: int = 2) -> list[float]:
         optimizer.zero_grad()
         seen += [loss.item(), norm.item()]
     return seen
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_router_logits_of_all_layers_meet_in_the_loss(mesh: str) -> None:
+    model, inputs = without_dropout(mixtral()), batch()
+    distributed = on_mesh(model, mesh_named(mesh))
+    for m in (model, distributed):
+        out = m(**inputs, labels=inputs["input_ids"], output_router_logits=True)
+        (out.loss + out.aux_loss).backward()
+    for (name, a), b in zip(distributed.named_parameters(), model.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), name
+        if b.grad is not None:
+            assert a.grad.device_mesh is a.device_mesh
+            assert_close(a.grad, b.grad)
 
 
 def test_one_device_is_bit_identical() -> None:

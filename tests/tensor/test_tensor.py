@@ -13,6 +13,7 @@ from torch import nn
 
 import dtorch
 from dtorch import DeviceMesh, Partial, Replicate, Shard, UsageError, init_device_mesh
+from tests.sharding.harness import values
 from tests.sharding.placed import assert_holds
 
 R = Replicate()
@@ -132,6 +133,34 @@ def test_deepcopy_of_a_module() -> None:
         other.weight.zero_()
     assert module.weight.abs().sum() > 0 and other.weight.placements == (Shard(0), R)
     assert other.state_dict().keys() == module.state_dict().keys()
+
+
+def test_deepcopy_keeps_two_tensors_on_one_memory() -> None:
+    def program(t: torch.Tensor) -> list[torch.Tensor]:
+        module = nn.Module()
+        module.first, module.second = nn.Parameter(t), nn.Parameter(t.data)
+        for name, buffer in {"third": t, "fourth": t.detach(), "fifth": t.clone()}.items():
+            module.register_buffer(name, buffer)
+        other = copy.deepcopy(module)
+        with torch.no_grad():
+            other.second.mul_(2)
+            other.third[0] = 7
+            other.fourth[1].add_(1)
+        return [*module.state_dict().values(), *other.state_dict().values()]
+
+    plain = values(4, 2)
+    for mesh, placements in ((MESH, (Shard(0), R)), (DeviceMesh("cpu"), (Shard(0),)), (init_device_mesh("cpu", 3), (Shard(0),))):
+        placed = dtorch.Tensor(plain, device_mesh=mesh, placements=placements)
+        expected, actual = program(plain.clone()), program(placed)
+        assert all(torch.equal(a.to_torch(), b) for a, b in zip(actual, expected, strict=True))
+        assert [t.placements for t in actual[:5]] == [t.placements for t in actual[5:]]
+
+
+def test_deepcopy_of_one_memory_under_two_placements() -> None:
+    x = dtorch.Tensor(values(4), device_mesh=DeviceMesh("cpu"), placements=[Shard(0)])
+    a, b = copy.deepcopy([x, x.redistribute(placements=[R])])
+    b.zero_()
+    assert (a.placements, b.placements) == ((Shard(0),), (R,)) and not a.to_torch().any() and torch.equal(x.to_torch(), values(4))
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,22 @@ def test_set_shares_memory() -> None:
 
 def test_memory_of_this_process_is_refused_not_crashed() -> None:
     x = place(values(6), init_device_mesh("cpu", 2), (Shard(0),))
-    for use in (lambda: x.share_memory_(), lambda: torch.from_dlpack(x)):
+    uses = [
+        lambda: x.share_memory_(),
+        lambda: torch.from_dlpack(x),
+        lambda: x.untyped_storage(),
+        lambda: x.storage(),
+        lambda: torch.multiprocessing.reductions.reduce_tensor(x),
+        lambda: x.apply_(abs),
+        lambda: x.map_(x, max),
+        lambda: x.map2_(x, x, max),
+    ]
+    for use in uses:
         with pytest.raises(UsageError, match=r"to_torch\(\)"):
             use()
+    assert not hasattr(x, "__cuda_array_interface__") and not x.is_shared()
+
+
+def test_there_is_no_pointer_here() -> None:
+    # Not an error: libraries compare pointers to know whether memory is shared or aligned, torch.nn.LSTM among them.
+    assert place(values(6), init_device_mesh("cpu", 2), (Shard(0),)).data_ptr() == 0

@@ -22,6 +22,7 @@ from dtorch.core.program import (
     Calls,
     Collective,
     Const,
+    DefaultDtype,
     DefinePlan,
     Draw,
     Exchange,
@@ -69,6 +70,7 @@ INSTRUCTIONS: list[Instruction] = [
     Fetch(1, [0], True),
     Free([1, 2]),
     Forget([1]),
+    DefaultDtype("float64"),
     Barrier(),
     Shutdown(),
 ]

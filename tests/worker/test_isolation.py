@@ -48,3 +48,16 @@ def test_the_surroundings_come_back() -> None:
         with isolated():
             pass
         assert torch.is_inference_mode_enabled() and torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype == torch.bfloat16
+
+
+def test_the_default_dtype_is_the_worker_s_inside_and_the_client_s_after() -> None:
+    for inner, outer in ((torch.float64, torch.float32), (torch.float32, torch.float64)):
+        torch.set_default_dtype(outer)
+        try:
+            with isolated(inner):
+                assert (torch.arange(3) / 2).dtype == inner
+            with isolated(outer):
+                torch.set_default_dtype(inner)
+            assert torch.get_default_dtype() is outer
+        finally:
+            torch.set_default_dtype(torch.float32)

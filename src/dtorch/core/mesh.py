@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from .errors import MeshError, four_parts
 
@@ -27,9 +27,10 @@ class DeviceMesh:
         MeshError: duplicate or negative ids, ragged nesting, or names that do not match the mesh's shape.
     """
 
-    __slots__ = ("__weakref__", "device_type", "ids", "mesh_dim_names", "shape")
+    __slots__ = ("__weakref__", "device_type", "families", "ids", "mesh_dim_names", "shape")
 
     device_type: str
+    families: WeakSet[Family]
     ids: tuple[int, ...]
     shape: tuple[int, ...]
     mesh_dim_names: tuple[str, ...] | None
@@ -104,6 +105,10 @@ class DeviceMesh:
             _intern(self.device_type, shape, tuple(d for c, d in whole if c[cut] == i), names) for i in range(self.shape[cut])
         ]
 
+    def akin(self, other: DeviceMesh) -> bool:
+        """Whether an operator may meet tensors on both: they are one mesh, or members of one ``Family``."""
+        return self is other or any(family in other.families for family in self.families)
+
     def device_at(self, coord: Sequence[int]) -> int:
         """Logical device id at a coordinate."""
         index = 0
@@ -121,6 +126,14 @@ class DeviceMesh:
 
     def __deepcopy__(self, memo: dict) -> DeviceMesh:
         return self
+
+
+class Family:
+    """Meshes that one program is spread over, as a model is over its pipeline stages; they are akin as long as this lives."""
+
+    def __init__(self, meshes: Sequence[DeviceMesh]) -> None:
+        for mesh in meshes:
+            mesh.families.add(self)
 
 
 def init_device_mesh(
@@ -170,6 +183,7 @@ def _intern(device_type: str, shape: tuple[int, ...], ids: tuple[int, ...], name
         _check(device_type, shape, ids, names)
         mesh = object.__new__(DeviceMesh)
         mesh.device_type, mesh.shape, mesh.ids, mesh.mesh_dim_names = key
+        mesh.families = WeakSet()
         _interned[key] = mesh
     return mesh
 

@@ -196,6 +196,12 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     plans: list[int]
 
 
+class DefaultDtype(msgspec.Struct, frozen=True, tag="default_dtype"):
+    """Run what follows under this default dtype: that of the client when it made it."""
+
+    dtype: str
+
+
 class Barrier(msgspec.Struct, frozen=True, tag="barrier"):
     """Reply once everything before has run."""
 
@@ -204,7 +210,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Release everything and end."""
 
 
-Instruction = DefinePlan | Calls | Draw | Put | Fetch | Free | Forget | Barrier | Shutdown
+Instruction = DefinePlan | Calls | Draw | Put | Fetch | Free | Forget | DefaultDtype | Barrier | Shutdown
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ..core.mesh import DeviceMesh
+from ..core.mesh import DeviceMesh, Family
 from ..core.placements import Placement, Shard
 from ..core.spec import Spec
 from .axes import PIPELINE, TENSOR, placements_on, size_of
@@ -40,7 +40,8 @@ def decide(module: nn.Module, mesh: DeviceMesh, stages: Stages, plan: Plan) -> L
         if main != full:
             tied[full] = main
     remarks = (*deciding.remarks, *(f"{name} is {main}: one parameter, placed once" for name, main in tied.items()))
-    return Layout(type(module).__name__, mesh, meshes, stages, plan.source, specs, tied, remarks)
+    family = Family((mesh, *meshes))
+    return Layout(type(module).__name__, mesh, meshes, stages, plan.source, specs, tied, remarks, family)
 
 
 def join(owner: str, name: str) -> str:

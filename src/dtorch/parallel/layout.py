@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..core.errors import UsageError, four_parts
-from ..core.mesh import DeviceMesh, coordinates
+from ..core.mesh import DeviceMesh, Family, coordinates
 from ..core.placements import REPLICATE
 from ..core.spec import Spec
 from .stages import Stages
@@ -31,6 +31,7 @@ class Layout:
         specs: of every parameter and buffer by qualified name; tied ones appear under each name.
         tied: further names of a parameter -> its first name.
         remarks: what a reader should know.
+        family: what lets operators meet tensors of several stages while the module lives.
     """
 
     title: str
@@ -41,6 +42,7 @@ class Layout:
     specs: Mapping[str, Spec]
     tied: Mapping[str, str]
     remarks: tuple[str, ...]
+    family: Family
 
     def mesh_of(self, module_name: str) -> DeviceMesh:
         """The mesh of the stage that a module is on."""

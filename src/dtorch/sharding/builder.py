@@ -56,6 +56,7 @@ class Builder:
         self.operator = operator
         self.plan_into = plan_into
         self.meshes: list[DeviceMesh] = []
+        self.home: DeviceMesh | None = None
         self.steps: list[Step] = []
         self.comms: list[Comm] = []
         self.axes: list[list[int]] = []

@@ -108,12 +108,20 @@ def _nansum(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype
     return _aten.nansum.default(self, dim or None, keepdim, dtype=dtype)
 
 
+def _power(func: Callable[..., Any], outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
+    """A boolean to the power of a boolean, for which the meta kernel says integer."""
+    if getattr(args[0], "dtype", None) is torch.bool and isinstance(args[1], bool):
+        return tuple(OutMeta(out.shape, out.stride, torch.bool) for out in outs)
+    return outs
+
+
 CORRECTIONS: dict[str, Correct] = {
     "aten::native_layer_norm": _batch_statistics,
     "aten::native_group_norm": _statistics,
     "aten::_native_batch_norm_legit": _batch_statistics,
     "aten::_native_batch_norm_legit_no_training": _batch_statistics,
     "aten::convolution": _convolution,
+    "aten::pow": _power,
     "aten::convolution_backward": _convolution,
 }
 """Where a meta kernel differs from the real one: what is true instead."""

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from ..core.errors import MeshError, four_parts
 from ..core.mesh import DeviceMesh
-from ..core.placements import REPLICATE, Partial, Placement, Placements
+from ..core.placements import REPLICATE, Partial, Placement, Placements, Shard
 from ..core.program import Collective, Scalar
 from ..core.spec import Spec, contiguous_stride
 from .builder import Builder, Changing, Value, Varying
@@ -40,7 +40,7 @@ from .redistribute import redistribute
 from .rule import Rule
 from .table import rule_for
 
-MIXED_RULE = "tensors of one operator live on one mesh (0-d tensors follow the first one)"
+MIXED_RULE = "tensors of one operator live on one mesh, or on stages of one parallelized model (0-d tensors follow the first one)"
 
 
 def plan_call(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Plan:
@@ -67,9 +67,8 @@ def plan_call(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Plan:
     how = "replicated" if builder.replicated else "program" if len(builder.steps) > 1 else "rule"
     aliases = is_view(func) and len(builder.steps) == 1 and not builder.comms and not written_args(func)
     known = tuple(v.spec for v in outs) if tree is not None else ()
-    return Plan(
-        builder.define(outs), known, tree, tuple(builder.comms), how, builder.meshes[0], aliases, _settled_inputs(builder)
-    )
+    mesh = builder.home or builder.meshes[0]
+    return Plan(builder.define(outs), known, tree, tuple(builder.comms), how, mesh, aliases, _settled_inputs(builder))
 
 
 def _settled_inputs(builder: Builder) -> tuple[tuple[int, Spec], ...]:
@@ -116,9 +115,10 @@ def plan_into(builder: Builder, func: OpOverload, args: tuple, kwargs: dict[str,
     values: list[Value] = list(leaves((args, kwargs), Value))
     inferred = infer_outputs(func, spec_args, spec_kwargs)
     builder.random |= draws(func, spec_args, spec_kwargs)
-    home = _home(builder, values)
+    home = _home(builder, func, (spec_args, spec_kwargs), values)
     if home is not None:
         home = _on_device(func, home, kwargs.get("device"))
+        builder.home = builder.home or home
         followers = iter([v if v.spec.mesh is home else _brought(builder, v, home) for v in values])
         args, kwargs = replace_leaves((args, kwargs), Value, lambda _: next(followers))
         values = list(leaves((args, kwargs), Value))
@@ -140,24 +140,30 @@ def _with_gaps(func: OpOverload, tree: Any, outs: list[Spec]) -> Sequence[Spec |
     return [None if item is None else next(given) for item in tree]
 
 
-def _home(builder: Builder, values: Sequence[Value]) -> Any:
-    """The mesh an operator runs on."""
+def _home(builder: Builder, func: OpOverload, spec_args: tuple, values: Sequence[Value]) -> Any:
+    """The mesh an operator runs on: where it writes, else where the most data lies; the first such, a 0-d tensor's last.
+
+    Raises:
+        MeshError: tensors on meshes that have nothing to do with each other, or writes on two meshes.
+    """
     if not values:
         return None
-    meshes = {v.spec.mesh for v in values}
-    if len(meshes) == 1:
+    if len({v.spec.mesh for v in values}) == 1:
         return values[0].spec.mesh
-    home = next((v.spec.mesh for v in values if v.spec.shape), values[0].spec.mesh)
-    for v in values:
-        if v.spec.mesh is not home and v.spec.shape:
-            raise MeshError(
-                four_parts(
-                    f"{builder.operator} on a tensor on {home!r} and one on {v.spec.mesh!r}",
-                    MIXED_RULE,
-                    "the operator on your line",
-                    "bring one over with t.redistribute(device_mesh=...)",
-                )
+    written = [values[i] for i in _inputs_named(OpCall(func, *spec_args), written_args(func))]
+    weighty = [v for v in values if v.spec.shape] or list(values)
+    home = (written[0] if written else max(weighty, key=lambda v: v.spec.nbytes)).spec.mesh
+    other = next((v.spec.mesh for v in written if v.spec.mesh is not home), None)
+    other = other or next((v.spec.mesh for v in values if v.spec.shape and not v.spec.mesh.akin(home)), None)
+    if other is not None:
+        raise MeshError(
+            four_parts(
+                f"{builder.operator} on a tensor on {home!r} and one on {other!r}",
+                MIXED_RULE,
+                "the operator on your line",
+                "bring one over with t.redistribute(device_mesh=...)",
             )
+        )
     return home
 
 
@@ -173,8 +179,10 @@ def _on_device(func: OpOverload, home: DeviceMesh, device: Any) -> DeviceMesh:
 
 
 def _brought(builder: Builder, value: Value, home: DeviceMesh) -> Value:
-    """A value on another mesh: placed alike on one of the same shape, else (a 0-d one) replicated."""
-    placements = value.spec.placements if value.spec.mesh.shape == home.shape else (REPLICATE,) * home.ndim
+    """A value on another mesh: split alike on one of the same shape, else replicated."""
+    placements: Sequence[Placement] = (REPLICATE,) * home.ndim
+    if value.spec.mesh.shape == home.shape:
+        placements = [p if isinstance(p, Shard) else REPLICATE for p in value.spec.placements]
     return redistribute(builder, value, value.spec.replace(placements, home))
 
 

@@ -23,6 +23,7 @@ static PyObject *g_group;       /* the class Group */
 static PyObject *g_make;        /* torch.Tensor._make_wrapper_subclass */
 static PyObject *g_tensor;      /* torch.Tensor */
 static PyObject *g_inference;   /* torch.is_inference_mode_enabled */
+static PyObject *g_dtype;       /* torch.get_default_dtype */
 static PyObject *g_wrap;        /* wrap(cls, spec, value, base) */
 static PyObject *g_library;     /* file name -> whether it is PyTorch's or dtorch's */
 static PyObject *g_is_library;  /* the same, asked for the first time */
@@ -37,7 +38,7 @@ static PyObject *s_flush, *s_free_early, *s_is_inference;
 
 typedef struct {
     PyObject_HEAD
-    PyObject *outbox, *sites, *freed, *cache, *lock, *scalars;
+    PyObject *outbox, *sites, *freed, *cache, *lock, *scalars, *default_dtype;
     Py_ssize_t room, batch_limit, large_nbytes, free_limit;
     long long next;
     long long *words; /* the run of calls that is open, packed as Calls says */
@@ -66,13 +67,13 @@ typedef struct {
 
 static int stream_traverse(Stream *self, visitproc visit, void *arg) {
     Py_VISIT(self->outbox); Py_VISIT(self->sites); Py_VISIT(self->freed); Py_VISIT(self->cache); Py_VISIT(self->lock);
-    Py_VISIT(self->scalars);
+    Py_VISIT(self->scalars); Py_VISIT(self->default_dtype);
     return 0;
 }
 
 static int stream_clear(Stream *self) {
     Py_CLEAR(self->outbox); Py_CLEAR(self->sites); Py_CLEAR(self->freed); Py_CLEAR(self->cache); Py_CLEAR(self->lock);
-    Py_CLEAR(self->scalars);
+    Py_CLEAR(self->scalars); Py_CLEAR(self->default_dtype);
     return 0;
 }
 
@@ -246,6 +247,7 @@ static PyMemberDef stream_members[] = {
     {"freed", T_OBJECT_EX, offsetof(Stream, freed), 0, NULL},   {"cache", T_OBJECT_EX, offsetof(Stream, cache), 0, NULL},
     {"lock", T_OBJECT_EX, offsetof(Stream, lock), 0, NULL},     {"room", T_PYSSIZET, offsetof(Stream, room), 0, NULL},
     {"batch_limit", T_PYSSIZET, offsetof(Stream, batch_limit), 0, NULL}, {"large_nbytes", T_PYSSIZET, offsetof(Stream, large_nbytes), 0, NULL},
+    {"default_dtype", T_OBJECT, offsetof(Stream, default_dtype), 0, NULL},
     {"free_limit", T_PYSSIZET, offsetof(Stream, free_limit), 0, NULL},
     {NULL},
 };
@@ -600,12 +602,22 @@ static Known *operator_of(PyObject *func) {
     return (Known *)known;
 }
 
+/* Whether the default dtype is that of the stream. */
+static int same_dtype(Stream *stream) {
+    PyObject *dtype = PyObject_CallNoArgs(g_dtype);
+    Py_XDECREF(dtype);
+    return dtype == NULL ? -1 : dtype == stream->default_dtype;
+}
+
 /* dispatch(cls, func, types, args=(), kwargs=None) */
 static PyObject *dispatch(PyObject *module, PyObject *const *a, Py_ssize_t n) {
     PyObject *cls = n > 0 ? a[0] : NULL, *args = n > 3 ? a[3] : NULL, *kwargs = n > 4 && a[4] != Py_None ? a[4] : NULL;
     if (g_current == NULL || cls != g_class || args == NULL || !PyTuple_CheckExact(args))
         goto slow;
-    Known *operator = operator_of(a[1]);
+    int usual = same_dtype((Stream *)g_current);
+    if (usual < 0)
+        return NULL;
+    Known *operator = usual ? operator_of(a[1]) : NULL;
     if (operator == NULL || operator->handler != Py_None) {
         if (PyErr_Occurred())
             return NULL;
@@ -658,16 +670,16 @@ static int offset_of(PyObject *cls, const char *name, Py_ssize_t *at) {
 
 /* bind(cls, **what): the tensor class, and what Python knows how to do. */
 static PyObject *bind(PyObject *module, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"cls", "slow", "calls", "group", "make", "tensor", "inference", "wrap", "library", "is_library", "operators", NULL};
-    PyObject *cls, *slow, *calls, *group, *make, *tensor, *inference, *wrap, *library, *is_library_fn, *operators;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOO!OOO!OO!", names, &PyType_Type, &cls, &slow, &calls, &group, &make,
-                                     &PyType_Type, &tensor, &inference, &wrap, &PyDict_Type, &library, &is_library_fn,
+    static char *names[] = {"cls", "slow", "calls", "group", "make", "tensor", "inference", "dtype", "wrap", "library", "is_library", "operators", NULL};
+    PyObject *cls, *slow, *calls, *group, *make, *tensor, *inference, *dtype, *wrap, *library, *is_library_fn, *operators;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOO!OOOO!OO!", names, &PyType_Type, &cls, &slow, &calls, &group, &make,
+                                     &PyType_Type, &tensor, &inference, &dtype, &wrap, &PyDict_Type, &library, &is_library_fn,
                                      &PyDict_Type, &operators))
         return NULL;
     if (offset_of(cls, "_spec", &g_spec_at) < 0 || offset_of(cls, "_value", &g_value_at) < 0)
         return NULL;
-    PyObject **places[] = {&g_class, &g_slow, &g_calls, &g_group, &g_make, &g_tensor, &g_inference, &g_wrap, &g_library, &g_is_library, &g_operators};
-    PyObject *given[] = {cls, slow, calls, group, make, tensor, inference, wrap, library, is_library_fn, operators};
+    PyObject **places[] = {&g_class, &g_slow, &g_calls, &g_group, &g_make, &g_tensor, &g_inference, &g_dtype, &g_wrap, &g_library, &g_is_library, &g_operators};
+    PyObject *given[] = {cls, slow, calls, group, make, tensor, inference, dtype, wrap, library, is_library_fn, operators};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         Py_XSETREF(*places[i], Py_NewRef(given[i]));
     Py_RETURN_NONE;

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import torch
 
 from ..core.errors import RemoteError, SessionClosedError, four_parts
 from ..core.mesh import DeviceMesh
-from ..core.program import Barrier, Call, Draw, Forget, Free, Instruction, MeshInfo, PendingReply, Reply, Sink
+from ..core.program import Barrier, Call, DefaultDtype, Draw, Forget, Free, Instruction, MeshInfo, PendingReply, Reply, Sink
 from ..sharding.plan import Plan
-from .hotpath import FREE_LIMIT, LARGE_NBYTES, Stream, fastpath
+from .hotpath import Stream, fastpath
+from .purepath import FREE_LIMIT, LARGE_NBYTES
 from .sites import Site, describe_site
 
 BATCH = 512
@@ -58,6 +60,10 @@ class Client(Stream):
         self.history: list[tuple[int, list[Any]]] = []
         # A failed value may be read again long after the history of its call is gone.
         self.failed: dict[int, Site] = {}
+        # Plans of integers divided, or of numbers that become tensors, hold for one default dtype.
+        self.default_dtype = torch.float32
+        self.caches: dict[torch.dtype, dict[tuple, Any]] = {}
+        self.cache = self.caches.setdefault(self.default_dtype, {})
         self.planned = 0
         self.calls = 0
         self.closed = False
@@ -78,6 +84,13 @@ class Client(Stream):
         if len(self.cache) >= CACHE_LIMIT:
             self.forget([self.cache.pop(old).number for old in list(self.cache)[: CACHE_LIMIT // 4]])
         self.cache[key] = entry
+
+    def follow_default_dtype(self) -> None:
+        """Let what follows run under the default dtype that is set now, and be planned for it."""
+        with self.lock:
+            self.default_dtype = torch.get_default_dtype()
+            self.cache = self.caches.setdefault(self.default_dtype, {})
+            self.emit(DefaultDtype(str(self.default_dtype).removeprefix("torch.")))
 
     def forget(self, numbers: list[int]) -> None:
         """Let workers drop plans that will not be called again."""
@@ -187,6 +200,7 @@ class Client(Stream):
             self.sink.close()
 
 
+_default_dtype = torch.get_default_dtype
 _current: Client | None = None
 _starter: Callable[[], Client] | None = None
 
@@ -211,6 +225,8 @@ def current_client() -> Client:
         assert _starter is not None
         set_current(_starter())
     assert _current is not None
+    if _default_dtype() is not _current.default_dtype:
+        _current.follow_default_dtype()
     return _current
 
 

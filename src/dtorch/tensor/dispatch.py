@@ -18,6 +18,7 @@ from ..core.spec import Spec
 from ..sharding.call import is_view, leaves, replace_leaves, returned_args, returns_written, written_args
 from ..sharding.plan import Plan
 from ..sharding.planner import Changing, plan_call
+from ..sharding.probe import check_dtypes
 from ..sharding.table import rule_for
 from . import aliasing, moving, watch
 from .client import Client, closed_error, current_client
@@ -150,6 +151,7 @@ def plan(client: Client, operator: Operator, key: tuple, args: tuple, kwargs: di
         counter = iter(range(len(args) + len(kwargs)))
         specs = (tuple(_changing(a, counter) for a in specs[0]), {k: _changing(v, counter) for k, v in specs[1].items()})
     made = plan_call(operator.func, *specs)
+    check_dtypes(operator.func, *specs)
     entry = Entry(cls, made, client.define(made), operator)
     client.remember(key, entry)
     return entry
@@ -208,8 +210,8 @@ def finish(
 
 def instead(operator: Operator, made: Plan, written: list[Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     """A better way than the plan, taken: by parts that have rules, or on partial inputs already reduced; None without."""
-    if len(made.define.meshes) > 1 and made.outs and torch.is_grad_enabled():
-        moving.send_gradients_home(leaves((args, kwargs), torch.Tensor), made.outs[0].mesh)
+    if len(made.define.meshes) > 1 and torch.is_grad_enabled():
+        moving.send_gradients_home(leaves((args, kwargs), torch.Tensor))
     if made.how == "replicated":
         parts = decomposed(made, operator.func, args, kwargs)
         if parts is not None:
@@ -285,6 +287,7 @@ def entrance(cls: type) -> Any:
         make=_make,
         tensor=torch.Tensor,
         inference=torch.is_inference_mode_enabled,
+        dtype=torch.get_default_dtype,
         wrap=wrap,
         library=LIBRARY,
         is_library=is_library,

@@ -126,12 +126,29 @@ class Redistribute(torch.autograd.Function):
         return redistributed(grad, ctx.source.mesh, placements), None
 
 
-def send_gradients_home(tensors: Sequence[Any], mesh: DeviceMesh) -> None:
-    """See that the gradient of a 0-d tensor which follows others to ``mesh`` comes back to the tensor's own mesh."""
+def send_gradients_home(tensors: Sequence[Any]) -> None:
+    """See that the gradients of tensors which meet from several meshes come back to each one's own mesh."""
     for tensor in tensors:
-        home = tensor._spec.mesh
-        if home is not mesh and tensor.requires_grad:
-            tensor.register_hook(lambda grad, home=home: redistributed(grad, home, (REPLICATE,) * home.ndim))
+        if tensor.requires_grad and not _goes_home(tensor):
+            tensor.register_hook(Homeward(tensor._spec))
+
+
+def _goes_home(tensor: Any) -> bool:
+    """Whether a leaf has its hook: it meets others in every step, and keeps it. What is computed loses it when written."""
+    hooks = (tensor._backward_hooks or {}).values() if tensor.is_leaf else ()
+    return any(isinstance(hook, Homeward) and hook.mesh is tensor._spec.mesh for hook in hooks)
+
+
+class Homeward:
+    """Hook of a tensor: its gradient comes to the tensor's mesh."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.mesh = spec.mesh
+        self.placements = [REPLICATE if isinstance(p, Partial) else p for p in spec.placements]
+
+    def __call__(self, grad: Any) -> Any:
+        stays = not hasattr(grad, "_spec") or grad._spec.mesh is self.mesh
+        return grad if stays else redistributed(grad, self.mesh, self.placements)
 
 
 def redistributed(tensor: Any, mesh: DeviceMesh | None, placements: Sequence[Placement] | None) -> Any:

@@ -169,7 +169,8 @@ class Tensor(torch.Tensor):
         if id(self) not in memo:
             if not self.is_leaf:
                 raise RuntimeError("Only tensors created by the user (graph leaves) can be deep-copied; copy t.detach() instead")
-            copied = memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+            copied = _copied(self, memo).requires_grad_(self.requires_grad)
+            memo[id(self)] = copied
             if self.grad is not None:
                 copied.grad = copy.deepcopy(self.grad, memo)
             copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -181,13 +182,39 @@ class Tensor(torch.Tensor):
     def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise _no_memory_here(self, "DLPack export")
 
+    @property
+    def __cuda_array_interface__(self) -> NoReturn:
+        # Who asks whether there is one takes only this error for a no.
+        raise AttributeError(str(_no_memory_here(self, "the CUDA array interface")))
+
+    def is_shared(self) -> bool:
+        return False
+
+    def untyped_storage(self) -> NoReturn:
+        raise _no_memory_here(self, "the storage", SAVING)
+
+    def storage(self) -> NoReturn:
+        raise _no_memory_here(self, "the storage", SAVING)
+
+    def _typed_storage(self) -> NoReturn:
+        raise _no_memory_here(self, "the storage", SAVING)
+
+    def apply_(self, fn: Any) -> NoReturn:
+        raise _no_memory_here(self, "apply_()")
+
+    def map_(self, *args: Any) -> NoReturn:
+        raise _no_memory_here(self, "map_()")
+
+    def map2_(self, *args: Any) -> NoReturn:
+        raise _no_memory_here(self, "map2_()")
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise UsageError(
             four_parts(
                 f"pickling {type(self).__name__} of shape {tuple(self.shape)}",
-                "its data lies on the devices of a session, not in this process",
+                ELSEWHERE,
                 "pickle.dumps, torch.save or a process pool",
-                "save t.to_torch() instead, and distribute it anew with dtorch.Tensor(...)",
+                f"{SAVING}, and distribute anew what was loaded",
             )
         )
 
@@ -207,10 +234,24 @@ class Tensor(torch.Tensor):
 Tensor.__torch_dispatch__ = classmethod(dispatch.entrance(Tensor))
 
 
-def _no_memory_here(tensor: Tensor, wanted: str) -> UsageError:
+def _copied(tensor: Tensor, memo: dict[int, Any]) -> Any:
+    """A copy outside autograd. As in PyTorch, tensors over one memory stay over one, and parameters do not."""
+    apart = isinstance(tensor, torch.nn.Parameter)
+    # The memo keeps the value, so that no other is given its id.
+    known = None if apart else memo.get(id(tensor._value))
+    copied: Any = tensor.detach().clone() if known is None else known[1]
+    if known is None and not apart:
+        memo[id(tensor._value)] = tensor._value, copied
+    return copied.redistribute(placements=tensor.placements).detach()
+
+
+ELSEWHERE = "its data lies on the devices of a session, not in this process"
+SAVING = "save t.to_torch(), or a model as {name: t.to_torch() for name, t in model.state_dict().items()}"
+
+
+def _no_memory_here(tensor: Tensor, wanted: str, remedy: str = "use t.to_torch(), a plain copy, instead") -> UsageError:
     given = f"{wanted} of a tensor of shape {tuple(tensor.shape)} on {tensor.device_mesh!r}"
-    rule = "its data lies on the devices of a session, not in this process"
-    return UsageError(four_parts(given, rule, "the method on your line", "use t.to_torch(), a plain copy, instead"))
+    return UsageError(four_parts(given, ELSEWHERE, "the method on your line", remedy))
 
 
 def _plain(data: Any) -> torch.Tensor:

@@ -10,7 +10,22 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InternalError
-from ..core.program import Barrier, Call, Calls, DefinePlan, Draw, Failure, Fetch, Forget, Free, Instruction, Put, Reply, Shutdown
+from ..core.program import (
+    Barrier,
+    Call,
+    Calls,
+    DefaultDtype,
+    DefinePlan,
+    Draw,
+    Failure,
+    Fetch,
+    Forget,
+    Free,
+    Instruction,
+    Put,
+    Reply,
+    Shutdown,
+)
 from .compile import CompiledPlan
 from .devices import Devices, release_memory
 from .isolation import isolated
@@ -34,15 +49,16 @@ class Executor:
         self._plans: dict[int, CompiledPlan | Poison] = {}
         self._runs: Plans = {}
         self._failures: list[Failure] = []
+        self._default_dtype = torch.float32
 
     def submit(self, first: int, batch: list[Instruction]) -> None:
         """Run a batch whose first Call or Draw has sequence number ``first``; failures wait for the next reply."""
-        with isolated():
+        with isolated(self._default_dtype):
             self._execute(first, batch)
 
     def run(self, first: int, batch: list[Instruction]) -> Reply:
         """Run a batch and answer its last instruction, with every failure since the last reply."""
-        with isolated():
+        with isolated(self._default_dtype):
             result = self._execute(first, batch)
         failures, self._failures = self._failures, []
         if isinstance(result, Poison):
@@ -57,9 +73,9 @@ class Executor:
         self._runs.clear()
 
     def _execute(self, first: int, batch: list[Instruction]) -> Any:
-        result, at, place, sequence = None, 0, [0, 0, 0], first
+        result, done, place, sequence = None, 0, [0, 0, 0], first
         try:
-            for at, instruction in enumerate(batch):
+            for instruction in batch:
                 if type(instruction) is Calls:
                     place = [0, 0, 0]
                     self._run_calls(sequence, instruction, place)
@@ -67,8 +83,9 @@ class Executor:
                 else:
                     result = self._other(sequence, instruction)
                     sequence += type(instruction) is Draw
+                done += 1
         except KeyboardInterrupt as interrupt:
-            self._abandon(sequence, batch[at:], place, interrupt)
+            self._abandon(sequence, batch[done:], place, interrupt)
             raise
         return None if batch and type(batch[-1]) is Calls else result
 
@@ -143,6 +160,10 @@ class Executor:
         for number in instruction.plans:
             self._plans.pop(number, None)
             self._runs.pop(number, None)
+
+    def _set_default_dtype(self, instruction: DefaultDtype) -> None:
+        self._default_dtype = getattr(torch, instruction.dtype)
+        torch.set_default_dtype(self._default_dtype)
 
     def _barrier(self, instruction: Barrier) -> None:
         for device_type in {t.device.type for v in self.store.values() if not isinstance(v, Poison) for t in v} - {"cpu"}:
@@ -229,6 +250,7 @@ _HANDLERS: dict[type, Callable[[Executor, Any], Any]] = {
     Fetch: Executor._fetch,
     Free: Executor._free,
     Forget: Executor._forget,
+    DefaultDtype: Executor._set_default_dtype,
     Barrier: Executor._barrier,
     Shutdown: Executor._shutdown,
 }

@@ -1,11 +1,11 @@
-"""Running packed calls: in C where it was built (``_fastrun.c``) and ``DTORCH_PURE_PYTHON=1`` is not set, else in Python."""
+"""Running packed calls: in C where that was built (``_fastrun.c``), else in Python."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
+from ..core.compiled import compiled
 from ..core.program import Call, Calls
 from .store import Store
 
@@ -15,19 +15,8 @@ Place = list[int]
 Plans = dict[int, Callable[[Store, Call], None]]
 
 
-def _compiled() -> Any:
-    """The C module, or None."""
-    if os.environ.get("DTORCH_PURE_PYTHON") == "1":
-        return None
-    try:
-        from . import _fastrun
-    except ImportError:
-        return None
-    return _fastrun
-
-
-fastrun = _compiled()
-"""The C module where it was built, else None."""
+fastrun: Any = compiled("dtorch.worker._fastrun")
+"""The C module, or None."""
 
 
 def run_calls(calls: Calls, place: Place, plans: Plans, store: Store) -> None:

@@ -1,0 +1,90 @@
+"""Whether an operator has a kernel for dtypes: asked of PyTorch's own CPU kernels, on tensors of one element.
+
+Meta kernels check shapes, and take many dtypes that the kernels refuse: a difference of booleans, a product of float and
+double. Without this the refusal would come from a worker, at the next value read.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..core.spec import Spec
+from .builder import Changing
+from .call import leaves, replace_leaves, schema_of, written_args
+
+
+def check_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Run an operator that does not care for sizes on one element of each tensor.
+
+    Raises:
+        Whatever PyTorch raises for these dtypes, in its own words.
+    """
+    specs = leaves((args, kwargs), Spec)
+    number = _filling(func)
+    if number is None or not specs or not all(s.shape.numel() and s.device.type == "cpu" and s.dtype in DTYPES for s in specs):
+        return
+    if any(d.type != "cpu" for d in leaves((args, kwargs), torch.device)):
+        return
+    given = replace_leaves((args, kwargs), Changing, lambda c: c.value)
+    one = _one if written_args(func) else _kept_one
+    one_args, one_kwargs = replace_leaves(given, Spec, lambda s: one(len(s.shape), number, s.dtype))
+    if func is torch.ops.aten.convolution.default:
+        one_args = _of_one_group(*one_args)
+    with torch.no_grad():
+        func(*one_args, **one_kwargs)
+
+
+def _one(ndim: int, number: int, dtype: torch.dtype) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return torch.full((1,) * ndim, number, dtype=dtype)
+
+
+_kept_one = cache(_one)
+
+
+@cache
+def _filling(func: OpOverload) -> int | None:
+    """What to fill the elements with; None for an operator that is not asked."""
+    namespace, _, name = schema_of(func).name.partition("::")
+    if namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
+        return None
+    name = name.removesuffix("_")
+    # A zero would be a divisor, a one an index beyond the end.
+    return 1 if torch.Tag.pointwise in func.tags or name in SIZELESS else 0 if name in INDEXED else None
+
+
+def _of_one_group(
+    x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *rest: Any
+) -> tuple:
+    """A convolution's arguments where the channels are one; a transposed one's result would be padded to nothing."""
+    none = [0] * len(stride)
+    return x, weight, bias, stride, none if transposed else padding, dilation, transposed, none, 1
+
+
+def _named(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+DTYPES = frozenset(
+    getattr(torch, name)
+    for name in _named("bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128")
+)
+
+SIZELESS = _named(
+    """mm bmm addmm addbmm baddbmm addmv mv dot vdot addr convolution full_like
+    sum prod mean nansum amax amin aminmax max min argmax argmin all any median nanmedian mode linalg_vector_norm logsumexp
+    _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort argsort
+    binary_cross_entropy mse_loss smooth_l1_loss huber_loss soft_margin_loss
+    native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"""
+)
+"""Operators that take sizes of one whatever their other arguments are: products, what goes along dims, losses."""
+
+INDEXED = _named(
+    """index_select gather scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce
+    masked_scatter masked_fill embedding nll_loss_forward bucketize searchsorted"""
+)
+"""Operators that take sizes of one with every index 0."""
