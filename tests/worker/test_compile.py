@@ -164,8 +164,8 @@ def test_a_hot_call_is_one_python_function() -> None:
     sys.setprofile(lambda frame, event, arg: entered.append(event) if event in ("call", "c_call") else None)
     plan.run(store, call)
     sys.setprofile(None)
-    # run itself, torch.add, and the setprofile that ends the count
-    assert entered == ["call", "c_call", "c_call"]
+    # At most run itself, torch.add, and the setprofile that ends the count; in C it is the last alone.
+    assert entered in (["call", "c_call", "c_call"], ["c_call"])
 
 
 def test_written_inputs_also_through_views() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from dtorch.core.compiled import PURE_PYTHON
 from dtorch.core.program import Call, Calls
 from dtorch.worker import running
 from dtorch.worker.running import run_calls
@@ -69,7 +71,8 @@ def test_words_that_are_no_calls_are_refused(words: list[int]) -> None:
 
 def test_a_single_plan_takes_slots_scalars_constants_and_lists() -> None:
     if C_MODULE is None:
-        pytest.fail("the C module was not built")
+        assert os.environ.get(PURE_PYTHON) == "1", "the C module was not built"
+        return
     seen: list[tuple] = []
 
     def fn(*args: Any, **kwargs: Any) -> str:

@@ -1,7 +1,7 @@
-/* The hot path of tensor/dispatch.py in C: a planned call whose plan is known and whose one result needs only a wrapper.
+/* The hot path of tensor/dispatch.py in C: a planned call whose plan is known and whose results need only wrappers.
 
    What is anything else (an operator with a handler, a plain tensor among the arguments, a linked view, a plan not made
-   yet, a call with several results) goes to the Python dispatch, which does the same and more. So this file holds no rule
+   yet, a write) goes to the Python dispatch, which does the same and more. So this file holds no rule
    and decides nothing: it builds the key, looks up the plan, appends the Call and wraps the result.
 
    Everything runs under the interpreter lock. A call is appended without any other lock, since no Python code runs
@@ -13,6 +13,7 @@
 #include <structmember.h>
 
 #define MOST_ITEMS 96 /* parts of a key, and inputs of a call, that are handled here */
+#define MOST_OUTPUTS 8
 
 /* ------------------------------------------------------------------ what Python hands over in bind() */
 
@@ -54,15 +55,15 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *handler, *key;
-    char changing;
+    char changing, quick;
 } Known;
 
 typedef struct {
     PyObject_HEAD
-    PyObject *single, *sizes, *options;
+    PyObject *outs; /* for each output (spec, arguments of its wrapper, keyword arguments) */
     long long number;
     Py_ssize_t nbytes;
-    char aliases, simple;
+    char aliases, simple, bare;
 } Ready;
 
 static int stream_traverse(Stream *self, visitproc visit, void *arg) {
@@ -361,6 +362,7 @@ static PyMemberDef known_members[] = {
     {"handler", T_OBJECT, offsetof(Known, handler), 0, NULL},
     {"key", T_OBJECT, offsetof(Known, key), 0, NULL},
     {"changing", T_BOOL, offsetof(Known, changing), 0, NULL},
+    {"quick", T_BOOL, offsetof(Known, quick), 0, NULL},
     {NULL},
 };
 
@@ -374,15 +376,14 @@ static PyTypeObject KnownType = {
 };
 
 static void ready_dealloc(Ready *self) {
-    Py_CLEAR(self->single); Py_CLEAR(self->sizes); Py_CLEAR(self->options);
+    Py_CLEAR(self->outs);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 static PyMemberDef ready_members[] = {
-    {"number", T_LONGLONG, offsetof(Ready, number), 0, NULL}, {"single", T_OBJECT, offsetof(Ready, single), 0, NULL},
-    {"sizes", T_OBJECT, offsetof(Ready, sizes), 0, NULL},     {"options", T_OBJECT, offsetof(Ready, options), 0, NULL},
+    {"number", T_LONGLONG, offsetof(Ready, number), 0, NULL}, {"outs", T_OBJECT, offsetof(Ready, outs), 0, NULL},
     {"nbytes", T_PYSSIZET, offsetof(Ready, nbytes), 0, NULL}, {"aliases", T_BOOL, offsetof(Ready, aliases), 0, NULL},
-    {"simple", T_BOOL, offsetof(Ready, simple), 0, NULL},
+    {"simple", T_BOOL, offsetof(Ready, simple), 0, NULL},     {"bare", T_BOOL, offsetof(Ready, bare), 0, NULL},
     {NULL},
 };
 
@@ -546,16 +547,16 @@ static int current_site(PyObject **code_out, PyObject **lasti_out) {
 
 /* ------------------------------------------------------------------ issue and wrap */
 
-/* Append the Call of a plan; the value of its one output. */
-static Value *issue(Stream *stream, Ready *entry, Key *key) {
+/* Append the Call of a plan with its outputs' handles. */
+static int issue(Stream *stream, Ready *entry, Key *key, const long long *handles) {
     PyObject *code = NULL, *lasti = NULL;
-    Value *value = current_site(&code, &lasti) < 0 ? NULL : value_over((PyObject *)stream, stream->next++);
-    Packed call = {entry->number, key->handles, value ? &value->handle : NULL, key->scalars, key->handles_n, 1, key->scalars_n};
-    if (value != NULL && stream_append(stream, &call, code, lasti, entry->nbytes) < 0)
-        Py_CLEAR(value);
+    int done = current_site(&code, &lasti);
+    Packed call = {entry->number, key->handles, handles, key->scalars, key->handles_n, PyTuple_GET_SIZE(entry->outs), key->scalars_n};
+    if (done == 0)
+        done = stream_append(stream, &call, code, lasti, entry->nbytes);
     Py_XDECREF(code);
     Py_XDECREF(lasti);
-    return value;
+    return done;
 }
 
 /* Whether a view of this tensor must be made outside inference mode: autograd counts the writes to its base. */
@@ -573,24 +574,54 @@ static int needs_care(PyObject *base) {
     return answer != Py_True;
 }
 
-static PyObject *wrapped(PyObject *cls, Ready *entry, Value *value) {
-    PyObject *made = PyObject_Call(g_make, entry->sizes, entry->options);
-    if (made == NULL)
+/* The wrapper of an output; takes the value over. */
+static PyObject *wrapped(PyObject *out, Value *value) {
+    PyObject *made = PyObject_Call(g_make, PyTuple_GET_ITEM(out, 1), PyTuple_GET_ITEM(out, 2));
+    if (made == NULL) {
+        Py_DECREF(value);
         return NULL;
-    *(PyObject **)((char *)made + g_spec_at) = Py_NewRef(entry->single);
-    *(PyObject **)((char *)made + g_value_at) = Py_NewRef(value);
+    }
+    *(PyObject **)((char *)made + g_spec_at) = Py_NewRef(PyTuple_GET_ITEM(out, 0));
+    *(PyObject **)((char *)made + g_value_at) = (PyObject *)value;
     return made;
 }
 
-static PyObject *view_of(PyObject *cls, Ready *entry, Value *value, PyObject *base) {
+static PyObject *view_of(PyObject *cls, PyObject *out, Value *value, PyObject *base) {
     PyObject *group = group_of((Value *)slot_of(base, g_value_at));
-    if (group == NULL)
+    int care = group ? needs_care(base) : -1;
+    if (care >= 0)
+        Py_SETREF(value->group, Py_NewRef(group));
+    if (care == 0)
+        return wrapped(out, value);
+    PyObject *made = care < 0 ? NULL : PyObject_CallFunctionObjArgs(g_wrap, cls, PyTuple_GET_ITEM(out, 0), value, base, NULL);
+    Py_DECREF(value);
+    return made;
+}
+
+/* Call a plan and wrap what it makes. */
+static PyObject *called(Stream *stream, Ready *entry, Key *key, PyObject *cls, PyObject *args) {
+    long long handles[MOST_OUTPUTS];
+    Py_ssize_t n = PyTuple_GET_SIZE(entry->outs);
+    for (Py_ssize_t i = 0; i < n; i++)
+        handles[i] = stream->next++;
+    if (issue(stream, entry, key, handles) < 0)
         return NULL;
-    Py_SETREF(value->group, Py_NewRef(group));
-    int care = needs_care(base);
-    if (care < 0)
+    PyObject *results = entry->bare ? NULL : PyTuple_New(n), *result = NULL;
+    if (results == NULL && !entry->bare)
         return NULL;
-    return care ? PyObject_CallFunctionObjArgs(g_wrap, cls, entry->single, value, base, NULL) : wrapped(cls, entry, value);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *out = PyTuple_GET_ITEM(entry->outs, i);
+        Value *value = value_over((PyObject *)stream, handles[i]);
+        result = value == NULL ? NULL
+                 : entry->aliases ? view_of(cls, out, value, PyTuple_GET_ITEM(args, 0)) : wrapped(out, value);
+        if (result == NULL) {
+            Py_XDECREF(results);
+            return NULL;
+        }
+        if (results != NULL)
+            PyTuple_SET_ITEM(results, i, result);
+    }
+    return entry->bare ? result : results;
 }
 
 static Known *operator_of(PyObject *func) {
@@ -618,7 +649,7 @@ static PyObject *dispatch(PyObject *module, PyObject *const *a, Py_ssize_t n) {
     if (usual < 0)
         return NULL;
     Known *operator = usual ? operator_of(a[1]) : NULL;
-    if (operator == NULL || operator->handler != Py_None) {
+    if (operator == NULL || (operator->handler != Py_None && !operator->quick)) {
         if (PyErr_Occurred())
             return NULL;
         goto slow;
@@ -636,14 +667,10 @@ static PyObject *dispatch(PyObject *module, PyObject *const *a, Py_ssize_t n) {
     Ready *entry = plan_of(&key, stream->cache);
     if (entry == NULL && PyErr_Occurred())
         return NULL;
-    if (entry == NULL || !entry->simple)
+    if (entry == NULL || !entry->simple || PyTuple_GET_SIZE(entry->outs) > MOST_OUTPUTS)
         goto slow;
     Py_INCREF(entry); /* the cache may forget it while the batch is handed over */
-    Value *value = issue(stream, entry, &key);
-    PyObject *result = NULL;
-    if (value != NULL)
-        result = entry->aliases ? view_of(cls, entry, value, PyTuple_GET_ITEM(args, 0)) : wrapped(cls, entry, value);
-    Py_XDECREF(value);
+    PyObject *result = called(stream, entry, &key, cls, args);
     Py_DECREF(entry);
     return result;
 slow:

@@ -15,7 +15,7 @@ import torch
 from ..core.placements import REPLICATE
 from ..core.program import Call, Calls, Fetch
 from ..core.spec import Spec
-from ..sharding.call import is_view, leaves, replace_leaves, returned_args, returns_written, written_args
+from ..sharding.call import has_out, is_view, leaves, replace_leaves, returned_args, returns_written, written_args
 from ..sharding.plan import Plan
 from ..sharding.planner import Changing, plan_call
 from ..sharding.probe import check_dtypes
@@ -63,7 +63,7 @@ class Operator(Known):
         special: the result needs more than a fresh wrapper.
     """
 
-    __slots__ = ("func", "random", "returned", "special", "view", "written")
+    __slots__ = ("func", "returned", "special", "view", "written")
 
     def __init__(self, func: Any) -> None:
         rule = rule_for(func)
@@ -74,8 +74,9 @@ class Operator(Known):
         self.written = written_args(func)
         self.view = is_view(func) and not self.written
         self.returned = returned_args(func) if returns_written(func) else ()
-        self.random = torch.Tag.nondeterministic_seeded in func.tags
-        self.special = bool(self.written or self.view or self.random)
+        # A random operator may draw nothing: attention without dropout, say.
+        self.quick = torch.Tag.nondeterministic_seeded in func.tags and not has_out(func)
+        self.special = bool(self.written or self.view)
 
 
 class Entry(Ready):
@@ -85,13 +86,13 @@ class Entry(Ready):
 
     def __init__(self, cls: Any, plan: Plan, number: int, operator: Operator) -> None:
         self.plan, self.number = plan, number
-        spec = self.single = plan.outs[0] if len(plan.outs) == 1 and plan.tree is ... else None
-        self.aliases = operator.view and plan.aliases and spec is not None
+        self.bare = len(plan.outs) == 1 and plan.tree is ...
+        self.aliases = operator.view and plan.aliases and self.bare
         self.nbytes = 0 if self.aliases else sum(out.nbytes for out in plan.outs)
-        plain = spec is not None and not plan.comms and plan.how != "replicated"
+        plain = self.bare or (type(plan.tree) is tuple and all(part is ... for part in plan.tree))
+        plain = plain and not plan.comms and plan.how != "replicated" and not plan.define.random
         self.simple = plain and (self.aliases or not operator.special)
-        if spec is not None:
-            self.sizes, self.options = (cls, spec.shape, spec.stride), {"dtype": spec.dtype, "device": spec.device}
+        self.outs = tuple((s, (cls, s.shape, s.stride), {"dtype": s.dtype, "device": s.device}) for s in plan.outs)
 
 
 def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -107,15 +108,15 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str
     entry: Entry = client.cache.get(key) or plan(client, operator, key, args, kwargs or {})
     frame = _frame(1)
     site = current_site() if is_library(frame.f_code.co_filename) else (frame.f_code, frame.f_lasti)
-    if not entry.simple:
+    if not (entry.simple and entry.bare):
         return finish(cls, client, operator, entry, Call(entry.number, handles, [], scalars), site, args, kwargs or {})
     handle = client.new_handle()
     client.call(Call(entry.number, handles, [handle], scalars), site, entry.nbytes)
-    spec, value = entry.single, Value(client, handle)
+    (spec, sizes, options), value = entry.outs[0], Value(client, handle)
     if entry.aliases:
         value.group = args[0]._value.shared_group()
         return wrap(cls, spec, value, args[0])
-    out: Any = _make(*entry.sizes, **entry.options)
+    out: Any = _make(*sizes, **options)
     out._spec, out._value = spec, value
     return out
 

@@ -122,12 +122,14 @@ class Known:
         handler: takes the whole call instead of the planner, or None.
         key: stands for the operator in keys.
         changing: numbers among the arguments come with each call, so a new number needs no new plan.
+        quick: a call whose plan is known and simple needs no handler.
     """
 
-    __slots__ = ("changing", "handler", "key")
+    __slots__ = ("changing", "handler", "key", "quick")
     handler: Any
     key: int
     changing: bool
+    quick: bool
 
 
 class Ready:
@@ -135,18 +137,17 @@ class Ready:
 
     Attributes:
         number: the plan's number.
-        single: spec of the one output; None where there are more, or unknown ones.
-        sizes, options: arguments that make the wrapper of the one output.
+        outs: for each output its spec, and the arguments and keyword arguments that make its wrapper.
         nbytes: what the results take.
         aliases: the one output is a view that shares the first argument's memory on the workers.
-        simple: nothing to do but to call it and wrap the one output.
+        simple: nothing to do but to call it and wrap the outputs.
+        bare: the one output is the result, which is a tuple otherwise.
     """
 
-    __slots__ = ("aliases", "nbytes", "number", "options", "simple", "single", "sizes")
+    __slots__ = ("aliases", "bare", "nbytes", "number", "outs", "simple")
     number: int
-    single: Any
-    sizes: tuple
-    options: dict[str, Any]
+    outs: tuple[tuple[Any, tuple, dict[str, Any]], ...]
     nbytes: int
     aliases: bool
     simple: bool
+    bare: bool

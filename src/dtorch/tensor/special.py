@@ -36,7 +36,10 @@ def computed_view(compute: Any) -> Any:
 
 def converted(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """``to`` that reached us whole: the tensor itself where nothing changes, as in PyTorch; else its parts."""
-    tensor, given = args[0], dict(zip([a.name for a in schema_of(func).arguments], args, strict=False)) | kwargs
+    tensor = args[0]
+    if len(args) == 2 and not kwargs and args[1] is tensor._spec.dtype:
+        return tensor
+    given = dict(zip([a.name for a in schema_of(func).arguments], args, strict=False)) | kwargs
     dtype, device = given.get("dtype", tensor.dtype), given.get("device", tensor.device)
     same = dtype in (None, tensor.dtype) and device in (None, tensor.device)
     if same and not given.get("copy") and given.get("memory_format") in (None, torch.preserve_format):

@@ -94,18 +94,6 @@ static PyObject *single_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 static PyMemberDef single_members[] = {{"fn", T_OBJECT_EX, offsetof(Single, fn), 0, NULL}, {NULL}};
 
-static PyTypeObject SingleType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dtorch.worker._fastrun.Single",
-    .tp_basicsize = sizeof(Single),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "A plan of one operator, which makes one tensor of values of one piece.",
-    .tp_new = single_new,
-    .tp_traverse = (traverseproc)single_traverse,
-    .tp_clear = (inquiry)single_clear,
-    .tp_dealloc = (destructor)single_dealloc,
-    .tp_members = single_members,
-};
-
 /* The first piece of an input; a new reference. */
 static PyObject *piece(const Running *call, Py_ssize_t slot) {
     if (slot >= call->inputs_n) {
@@ -185,6 +173,61 @@ done:
     Py_DECREF(result);
     return kept;
 }
+
+/* Read a list of handles into the front of a buffer that it moves on. */
+static Py_ssize_t read_handles(PyObject *call, const char *name, long long **buffer, const long long *end) {
+    PyObject *list = PyObject_GetAttrString(call, name);
+    Py_ssize_t n = list && PyList_Check(list) ? PyList_GET_SIZE(list) : -1;
+    if (list && (n < 0 || n > end - *buffer)) {
+        PyErr_Format(PyExc_ValueError, "%s of a call do not fit", name);
+        n = -1;
+    }
+    for (Py_ssize_t i = 0; i < n; i++)
+        if ((*(*buffer)++ = PyLong_AsLongLong(PyList_GET_ITEM(list, i))) == -1 && PyErr_Occurred())
+            n = -1;
+    Py_XDECREF(list);
+    return n;
+}
+
+/* single(store, call), for a call that is not packed. */
+static PyObject *single_call(Single *self, PyObject *args, PyObject *kwargs) {
+    PyObject *store, *given;
+    if (!PyArg_ParseTuple(args, "O!O", &PyDict_Type, &store, &given))
+        return NULL;
+    long long handles[4 * MOST_ARGUMENTS], *next = handles;
+    const long long *end = handles + 4 * MOST_ARGUMENTS;
+    Running call = {.inputs = handles, .store = store};
+    if ((call.inputs_n = read_handles(given, "inputs", &next, end)) < 0)
+        return NULL;
+    call.outputs = next;
+    if ((call.outputs_n = read_handles(given, "outputs", &next, end)) < 0)
+        return NULL;
+    call.scalars = PyObject_GetAttrString(given, "scalars");
+    int failed = call.scalars == NULL || !PyList_Check(call.scalars);
+    if (call.scalars != NULL && failed)
+        PyErr_SetString(PyExc_TypeError, "scalars of a call are a list");
+    if (!failed) {
+        call.scalars_n = PyList_GET_SIZE(call.scalars);
+        failed = run_single(self, &call) < 0;
+    }
+    Py_XDECREF(call.scalars);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyTypeObject SingleType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dtorch.worker._fastrun.Single",
+    .tp_basicsize = sizeof(Single),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "A plan of one operator, which makes one tensor of values of one piece.",
+    .tp_new = single_new,
+    .tp_call = (ternaryfunc)single_call,
+    .tp_traverse = (traverseproc)single_traverse,
+    .tp_clear = (inquiry)single_clear,
+    .tp_dealloc = (destructor)single_dealloc,
+    .tp_members = single_members,
+};
 
 /* ------------------------------------------------------------------ runs of calls */
 

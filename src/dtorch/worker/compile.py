@@ -40,7 +40,6 @@ class CompiledPlan:
 
     Attributes:
         run: takes inputs from the store and puts outputs there, or raises.
-        quick: the same for ``run_calls``, in C where the plan allows.
         written: numbers of the inputs that the plan writes in place.
         device_type: of its first mesh.
     """
@@ -49,9 +48,7 @@ class CompiledPlan:
         self.plan = plan
         self.device_type = plan.meshes[0].device_type if plan.meshes else "cpu"
         self.written = written_inputs(plan)
-        self.run: Callable[[Store, Any], None]
-        self.run, quick = _single(plan, device_of) if _is_single(plan) else (_general(plan, device_of), None)
-        self.quick: Any = quick or self.run
+        self.run: Callable[[Store, Any], None] = _single(plan, device_of) if _is_single(plan) else _general(plan, device_of)
 
     def blame(self, error: BaseException, store: Store, call: Call | Draw) -> StepFailed:
         """Where and on what a run failed."""
@@ -75,18 +72,22 @@ def _is_single(plan: DefinePlan) -> bool:
     return isinstance(step, Local) and not step.axes and not any(plan.axes) and not varies([step.args, step.kwargs])
 
 
-def _single(plan: DefinePlan, device_of: DeviceOf) -> tuple[Callable[[Store, Any], None], Any]:
-    """One generated function for a plan of one operator on values of one piece, and the same in C or None."""
+def _single(plan: DefinePlan, device_of: DeviceOf) -> Callable[[Store, Any], None]:
+    """One function for a plan of one operator on values of one piece: in C where it makes one tensor, else generated."""
     step = plan.steps[0]
     assert isinstance(step, Local)
     template = Template(step, lambda slot: f"store[i[{slot}]][0]", device_of)
+    exact = returns_tensors(step)
+    alone = exact and plan.outputs == step.outputs and len(step.outputs) == 1
+    compiled = template.compiled() if alone else None
+    if compiled is not None:
+        return compiled
     template.namespace["tensors_of"] = tensors_of
     lines = ["def run(store, call):", "    i = call.inputs"]
     lines += ["    s = call.scalars"] if "s[" in template.text else []
-    exact = returns_tensors(step)
-    if exact and plan.outputs == step.outputs and len(step.outputs) == 1:
+    if alone:
         lines.append(f"    store[call.outputs[0]] = ({template.text},)")
-        return template.function("\n".join(lines), f"<plan for {plan.operator}>"), template.compiled()
+        return template.function("\n".join(lines), f"<plan for {plan.operator}>")
     fresh = any(slot >= plan.inputs for slot in plan.outputs)
     result = template.text if exact and len(step.outputs) > 1 else f"tensors_of({template.text})"
     lines.append(f"    r = {result}" if fresh else f"    {template.text}")
@@ -94,7 +95,7 @@ def _single(plan: DefinePlan, device_of: DeviceOf) -> tuple[Callable[[Store, Any
     for number, slot in enumerate(plan.outputs):
         value = f"store[i[{slot}]]" if slot < plan.inputs else f"(r[{step.outputs.index(slot)}],)"
         lines.append(f"    store[o[{number}]] = {value}")
-    return template.function("\n".join(lines), f"<plan for {plan.operator}>"), None
+    return template.function("\n".join(lines), f"<plan for {plan.operator}>")
 
 
 def _general(plan: DefinePlan, device_of: DeviceOf) -> Callable[[Store, Any], None]:

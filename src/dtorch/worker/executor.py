@@ -111,7 +111,7 @@ class Executor:
     def _define(self, instruction: DefinePlan) -> None:
         plan = CompiledPlan(instruction, self.devices.device)
         self._plans[instruction.plan] = plan
-        self._runs[instruction.plan] = plan.quick
+        self._runs[instruction.plan] = plan.run
 
     def _draw(self, instruction: Draw) -> Tensor | None:
         """Run a plan on the default generator, put in the given state and left as it was; answers the state after."""

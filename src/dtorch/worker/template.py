@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import types
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -54,9 +54,13 @@ class Template:
         self._spell = spell
         self._device_of = device_of
         self.namespace["fn"] = Chooser(resolve(step.operator), self._settle)
-        words = [self._text(a) for a in step.args]
-        words += [self._keyword(name, value) for name, value in step.kwargs.items()]
-        self.text = f"fn({', '.join(words)})"
+
+    @cached_property
+    def text(self) -> str:
+        """The call."""
+        words = [self._text(a) for a in self._step.args]
+        words += [self._keyword(name, value) for name, value in self._step.kwargs.items()]
+        return f"fn({', '.join(words)})"
 
     def function(self, source: str, name: str) -> Callable[..., Any]:
         """Compile the source of one function, which may use ``namespace``; ``name`` is the file name in tracebacks."""
