@@ -143,3 +143,19 @@ def test_other_dtypes_run_replicated_and_split_once() -> None:
 def test_time_that_runs_out_is_told() -> None:
     record = run_operator(Entry("neg", torch.neg), Settings(limit_s=0.0))
     assert record.status == "cut short" and record.total() == 1
+
+
+def test_partial_is_tried_on_inputs_of_linear_operators_and_never_on_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    run_operator(Entry("neg", torch.neg, supports_out=True), Settings(combinations=99), seen.append)
+    inputs = {case.rsplit(":")[-1].split(",")[0] for case in seen}
+    assert {"R", "P", "S0", "S1", "PP", "S0P"} <= inputs
+    assert not any("P" in case.rsplit(":")[-1].split(",")[1] for case in seen if case.startswith("out"))
+    run_operator(Entry("tanh", torch.tanh), Settings(combinations=99), seen.clear() or seen.append)
+    assert not any("P" in case for case in seen)
+
+
+@pytest.mark.parametrize("text", ["forward:float32:3:9:R", "forward:float32:3:0:R,R", "forward:float32:2x2:0:R"])
+def test_a_case_that_the_operator_has_not_is_refused(text: str) -> None:
+    with pytest.raises(dtorch.UsageError, match="copy it from a failure"):
+        run_case(Entry("neg", torch.neg), parse_case(text), SETTINGS)

@@ -15,6 +15,8 @@ ATOL = {torch.float32: 2e-5, torch.complex64: 2e-5, torch.bfloat16: 1.6e-2, torc
 """A little wider than PyTorch's own tolerances, and by the largest value: a split sum rounds by its largest term."""
 EXACT_TOL = 1e-7
 """Of dtypes with more bits."""
+NEAR, ROUNDING = 1e-2, 4.0
+"""How far from the double precision result plain PyTorch's own may lie for that to judge, and how much farther dtorch's may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +32,35 @@ class Difference:
     text: str
 
 
-def differences(got: Any, expected: Any, values: bool = True, where: str = "result") -> list[Difference]:
+def differences(got: Any, expected: Any, values: bool = True, where: str = "result", precise: Any = None) -> list[Difference]:
     """Every difference between two results: tensors and plain objects in nested tuples, lists and dicts.
 
     Args:
         values: whether values are compared, and not only shapes and dtypes.
+        precise: the expected result in double precision. Where it is given, what is about as far from it as the expected one
+            is counts as equal.
     """
     if isinstance(expected, torch.Tensor):
-        return _tensors(got, expected, values, where)
+        return _tensors(got, expected, values, where, precise)
     if isinstance(expected, list | tuple):
         if not isinstance(got, list | tuple) or len(got) != len(expected):
             return [Difference("meta", f"{where}: {_brief(got)}, right is {_brief(expected)}")]
-        pairs = [(g, e, f"{where}[{i}]") for i, (g, e) in enumerate(zip(got, expected, strict=True))]
+        exact = precise if isinstance(precise, list | tuple) and len(precise) == len(expected) else [None] * len(expected)
+        rows = [(*row, f"{where}[{i}]") for i, row in enumerate(zip(got, expected, exact, strict=True))]
     elif isinstance(expected, dict):
         if not isinstance(got, dict) or got.keys() != expected.keys():
             return [Difference("meta", f"{where}: {_brief(got)}, right is {_brief(expected)}")]
-        pairs = [(got[k], e, f"{where}[{k!r}]") for k, e in expected.items()]
+        rows = [(got[k], e, None, f"{where}[{k!r}]") for k, e in expected.items()]
     elif isinstance(expected, float | complex) and isinstance(got, float | complex | int):
         return differences(torch.as_tensor(got), torch.as_tensor(expected), values, where)
     else:
         return (
             [] if not values or got == expected else [Difference("value", f"{where}: {_brief(got)}, right is {_brief(expected)}")]
         )
-    return [d for g, e, at in pairs for d in differences(g, e, values, at)]
+    return [d for g, e, p, at in rows for d in differences(g, e, values, at, p)]
 
 
-def _tensors(got: Any, expected: torch.Tensor, values: bool, where: str) -> list[Difference]:
+def _tensors(got: Any, expected: torch.Tensor, values: bool, where: str, precise: Any) -> list[Difference]:
     if not isinstance(got, torch.Tensor):
         return [Difference("meta", f"{where}: a {type(got).__name__}, right is a tensor")]
     if (got.shape, got.dtype) != (expected.shape, expected.dtype):
@@ -65,7 +70,7 @@ def _tensors(got: Any, expected: torch.Tensor, values: bool, where: str) -> list
         return [] if got.layout is expected.layout else [Difference("meta", f"{where}: {got.layout}, right is {expected.layout}")]
     found = _pieces(got, where) if isinstance(got, Tensor) else []
     plain = got.to_torch() if isinstance(got, Tensor) else got.detach()
-    if values and not found:
+    if values and not found and not _as_precise(plain, expected.detach(), precise):
         found = _values(plain, expected.detach(), where)
     if _strides(got) != _strides(expected):
         found.append(Difference("layout", f"{where}: stride {got.stride()}, right is {expected.stride()}"))
@@ -75,14 +80,28 @@ def _tensors(got: Any, expected: torch.Tensor, values: bool, where: str) -> list
 def _values(got: torch.Tensor, expected: torch.Tensor, where: str) -> list[Difference]:
     rtol, atol = 0.0, 0.0
     if expected.is_floating_point() or expected.is_complex():
-        finite = expected[expected.isfinite()].abs()
-        scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
-        rtol, atol = RTOL.get(expected.dtype, EXACT_TOL), ATOL.get(expected.dtype, EXACT_TOL) * scale
+        rtol, atol = RTOL.get(expected.dtype, EXACT_TOL), ATOL.get(expected.dtype, EXACT_TOL) * _scale(expected)
     try:
         torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, equal_nan=True, check_stride=False)
     except AssertionError as error:
         return [Difference("value", f"{where}: {' '.join(str(error).split())}")]
     return []
+
+
+def _as_precise(got: torch.Tensor, expected: torch.Tensor, precise: Any) -> bool:
+    """Whether rounding explains a difference: both lie about as far from the double precision result, and near it."""
+    if not isinstance(precise, torch.Tensor) or precise.shape != expected.shape or not expected.numel():
+        return False
+    if not (expected.is_floating_point() or expected.is_complex()) or not bool(precise.isfinite().all()):
+        return False
+    ours, theirs = (float((t.to(precise.dtype) - precise.detach()).abs().max()) for t in (got, expected))
+    return theirs < NEAR * _scale(expected) and ours <= ROUNDING * theirs
+
+
+def _scale(tensor: torch.Tensor) -> float:
+    """The largest finite magnitude, at least 1."""
+    finite = tensor[tensor.isfinite()].abs()
+    return max(1.0, float(finite.max())) if finite.numel() else 1.0
 
 
 def _pieces(tensor: Any, where: str) -> list[Difference]:

@@ -6,11 +6,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from ... import explain, init_device_mesh, use_mesh
+from ...core.errors import UsageError, four_parts
 from ...sharding.call import leaves
 from .cases import MAIN_DTYPES, MESHES, OTHER_DTYPES, VARIANTS, Case, mesh_text
 from .compare import Difference, differences
@@ -18,7 +20,7 @@ from .placements import choices, drawn, place, two
 from .record import LAYOUT, WAYS, Failure, Record
 from .samples import chosen, dtypes_of, samples_of
 from .settings import Settings
-from .tables import INCOMPARABLE, LINEAR
+from .tables import ALL, INCOMPARABLE, LINEAR
 from .variants import Sample, Started, gradients, start
 
 SOFT_SHARE = 0.8
@@ -31,7 +33,8 @@ class Expected:
     """What plain PyTorch makes of a sample by one variant.
 
     Attributes:
-        tensors: the tensors that are placed: the sample's, then what ``out=`` is given.
+        outs: what ``out=`` is given.
+        tensors: the tensors that are placed: the sample's, then ``outs``.
         result, grads: what is compared; ``grads`` is None where nothing is differentiated.
     """
 
@@ -40,13 +43,33 @@ class Expected:
         _check(op, variant, sample)
         self.outs = _out_tensors(op, sample, seed) if variant == "out" else []
         self.tensors = [*sample.tensors, *self.outs]
-        started = start(op, variant, sample, [t.clone() for t in sample.tensors], [t.clone() for t in self.outs], seed)
-        self.grads: list[torch.Tensor] | None = None
-        if "backward" in variant:
-            if not started.outs:
-                raise LookupError("nothing to differentiate")
-            self.grads = gradients(started)
-        self.result = started.result
+        self.result, self.grads = _plain(op, variant, sample, self.tensors, seed)
+        if "backward" in variant and self.grads is None:
+            raise LookupError("nothing to differentiate")
+        self._again = partial(_plain, op, variant, sample, [_doubled(t) for t in self.tensors], seed)
+
+    @cached_property
+    def precise(self) -> tuple[Any, list[torch.Tensor] | None]:
+        """The same in double precision, to tell rounding from error; (None, None) where that cannot be run."""
+        try:
+            return self._again()
+        except Exception:
+            return None, None
+
+
+def _plain(
+    op: Any, variant: str, sample: Sample, tensors: list[torch.Tensor], seed: int
+) -> tuple[Any, list[torch.Tensor] | None]:
+    """Result and gradients of a variant on copies of plain tensors."""
+    copies, count = [t.clone() for t in tensors], len(sample.tensors)
+    started = start(op, variant, sample, copies[:count], copies[count:], seed)
+    return started.result, gradients(started) if started.outs else None
+
+
+def _doubled(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def run_operator(op: Any, settings: Settings, at: Callable[[str], None] = lambda _: None) -> Record:
@@ -73,16 +96,26 @@ def run_case(op: Any, case: Case, settings: Settings) -> Record:
     """Run a single case.
 
     Raises:
-        IndexError: the operator has no such sample.
+        UsageError: the operator has no such sample, or the sample other tensors than the case places.
         Whatever plain PyTorch raises.
     """
     record = Record(op.full_name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        sample = samples_of(op, getattr(torch, case.dtype), settings.seed)[case.sample]
-        assert sample is not None, "a sparse sample has no cases"
-        _judge(op, case, sample, Expected(op, case.variant, sample, settings.seed), settings.seed, record)
+        samples = samples_of(op, getattr(torch, case.dtype), settings.seed)
+        sample = samples[case.sample] if case.sample < len(samples) else None
+        if sample is None:
+            raise _no_case(op, case, f"{case.dtype} samples of {op.full_name} that can be placed are below {len(samples)}")
+        expected = Expected(op, case.variant, sample, settings.seed)
+        count = len(expected.tensors)
+        if [len(row) for row in case.placements] != [len(case.mesh)] * count:
+            raise _no_case(op, case, f"this sample has {count} tensors, and each a placement for each of {len(case.mesh)} axes")
+        _judge(op, case, sample, expected, settings.seed, record)
     return record
+
+
+def _no_case(op: Any, case: Case, rule: str) -> UsageError:
+    return UsageError(four_parts(f"case {str(case)!r} of {op.full_name}", rule, "--case", "copy it from a failure's command"))
 
 
 def _cases(op: Any, settings: Settings, record: Record) -> Iterator[tuple[Case, Sample, Expected]]:
@@ -104,7 +137,7 @@ def _cases(op: Any, settings: Settings, record: Record) -> Iterator[tuple[Case, 
                 expected = _expected(op, variant, sample, settings.seed, record)
                 if expected is not None:
                     name = str(dtype).removeprefix("torch.")
-                    for case in _placed_cases(op, variant, name, number, expected.tensors, main, settings):
+                    for case in _placed_cases(op, variant, name, number, expected, main, settings):
                         yield case, sample, expected
 
 
@@ -119,11 +152,13 @@ def _expected(op: Any, variant: str, sample: Sample, seed: int, record: Record) 
 
 
 def _placed_cases(
-    op: Any, variant: str, dtype: str, number: int, tensors: list[torch.Tensor], main: bool, settings: Settings
+    op: Any, variant: str, dtype: str, number: int, expected: Expected, main: bool, settings: Settings
 ) -> Iterator[Case]:
+    inputs = range(len(expected.tensors) - len(expected.outs))
     linear = LINEAR.get(op.full_name, ())
+    summed = [i for i in inputs if main and (linear is ALL or i in linear)]
     for mesh in MESHES:
-        rows = [choices(mesh, t, main and (linear is None or i in linear)) for i, t in enumerate(tensors)]
+        rows = [choices(mesh, t, i in summed) for i, t in enumerate(expected.tensors)]
         seed = f"{settings.seed} {op.full_name} {variant} {dtype} {mesh_text(mesh)} {number}"
         for placements in drawn(rows, settings.combinations, seed) if main else two(mesh, rows, seed):
             yield Case(variant=variant, dtype=dtype, mesh=mesh, sample=number, placements=placements)
@@ -146,11 +181,13 @@ def _failure(op: Any, case: Case, sample: Sample, expected: Expected, seed: int)
     try:
         started = _started(op, case, sample, expected, seed)
         found = differences(started.result, expected.result, values)
+        if any(d.kind == "value" for d in found):
+            found = differences(started.result, expected.result, values, precise=expected.precise[0])
     except Exception as error:
         return Failure("refused", str(case), _brief(error))
     if not any(d.kind != LAYOUT for d in found) and expected.grads is not None:
         try:
-            wrong = _gradient_differences(started, expected.grads, values)
+            wrong = _gradient_differences(started, expected, values)
         except Exception as error:
             return Failure("gradient refused", str(case), _brief(error))
         if wrong:
@@ -167,10 +204,14 @@ def _started(op: Any, case: Case, sample: Sample, expected: Expected, seed: int)
         return start(op, case.variant, sample, placed[:count], placed[count:], seed)
 
 
-def _gradient_differences(started: Started, expected: list[torch.Tensor], values: bool) -> list[Difference]:
+def _gradient_differences(started: Started, expected: Expected, values: bool) -> list[Difference]:
     if not started.outs:
         return [Difference("value", "no result requires a gradient")]
-    return [d for d in differences(gradients(started), expected, values, "gradient") if d.kind != LAYOUT]
+    got = gradients(started)
+    found = differences(got, expected.grads, values, "gradient")
+    if any(d.kind == "value" for d in found):
+        found = differences(got, expected.grads, values, "gradient", expected.precise[1])
+    return [d for d in found if d.kind != LAYOUT]
 
 
 def _check(op: Any, variant: str, sample: Sample) -> None:
