@@ -85,7 +85,7 @@ def test_the_summary_counts_operators_by_their_worst_case() -> None:
     assert numbers["verdicts"] == {"right": 1, "wrong": 1, "refused": 1, "crash": 1, "not run": 1}
     assert (numbers["sharded operators"], numbers["with replicated fallback"]) == (3, 1)
     lines = report.table(records).splitlines()
-    assert lines[3] == "| b | wrong | 1 | 1 |  |  |  |  |  | replicated | replicated 1 | 0.0 |"
+    assert lines[3] == "| b | wrong | 1 | 1 |  |  |  |  |  | replicated | replicated 1 |  | 0.0 |"
 
 
 def test_failures_are_grouped_by_what_they_have_in_common() -> None:

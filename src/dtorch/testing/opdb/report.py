@@ -15,7 +15,6 @@ from .tables import INCOMPARABLE
 _COLUMNS = (RIGHT, *WRONG, *REFUSED, LAYOUT)
 _NUMBERS = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?")
 _LISTS = re.compile(r"[\[(]#?[#, x]*[\])]")
-EXAMPLES = 12
 
 
 def command(op: str, case: str, settings: Settings) -> str:
@@ -26,12 +25,12 @@ def command(op: str, case: str, settings: Settings) -> str:
 
 def table(records: Iterable[Record]) -> str:
     """A Markdown table, one row for each operator."""
-    rows = [["operator", "verdict", *_COLUMNS, "planned", "by way", "seconds"]]
+    rows = [["operator", "verdict", *_COLUMNS, "planned", "by way", "replicated operators", "seconds"]]
     for r in sorted(records, key=lambda r: r.op):
         ways = ", ".join(f"{way} {r.ways[way]}" for way in reversed(WAYS) if r.ways[way])
         counts = [str(r.total(kind) or "") for kind in _COLUMNS]
         verdict = f"{r.verdict} ({r.status})" if r.status == "cut short" else r.verdict
-        rows.append([r.op, verdict, *counts, r.planned, ways, f"{r.seconds:.1f}"])
+        rows.append([r.op, verdict, *counts, r.planned, ways, _named(r.fallbacks), f"{r.seconds:.1f}"])
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
 
@@ -54,6 +53,7 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
         "with replicated fallback": len(fallback),
         "share with replicated fallback": round(len(fallback) / len(placed), 4) if placed else 0.0,
         "planned": dict(Counter(r.planned for r in placed).most_common()),
+        "replicated operators": dict(Counter(name for r in placed for name in r.fallbacks).most_common()),
     }
 
 
@@ -70,11 +70,14 @@ def failures(records: Iterable[Record], settings: Settings) -> str:
     return "\n".join(["# Failures", "", *(line for (kind, text), found in order for line in _group(kind, text, found, settings))])
 
 
+def _named(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} ({n})" for name, n in counts.most_common())
+
+
 def _group(kind: str, text: str, found: list[tuple[str, Failure]], settings: Settings) -> list[str]:
     ops = Counter(op for op, _ in found)
-    named = ", ".join(f"{op} ({n})" for op, n in ops.most_common())
     op, first = min(found, key=lambda pair: (len(pair[1].case), pair[1].case))
-    lines = [f"## {kind}: {len(ops)} operators, {len(found)} cases", "", f"`{text}`", "", named, ""]
+    lines = [f"## {kind}: {len(ops)} operators, {len(found)} cases", "", f"`{text}`", "", _named(ops), ""]
     return [*lines, f"    {command(op, first.case, settings)}", "", f"    {first.text}", ""]
 
 
