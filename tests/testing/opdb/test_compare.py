@@ -59,12 +59,12 @@ def test_local_tensors_must_be_what_the_placements_say() -> None:
     assert [d.kind for d in differences(right, torch.zeros(4))] == ["meta"]
 
 
-def test_rounding_is_told_from_error_by_double_precision() -> None:
-    precise = torch.tensor([0.0, 1.0], dtype=torch.float64)
+def test_rounding_is_told_from_error_by_a_judge() -> None:
+    judge = torch.tensor([0.0, 1.0], dtype=torch.float64)
     plain, near, far = torch.tensor([0.001, 1.0]), torch.tensor([-0.003, 1.0]), torch.tensor([0.005, 1.0])
     assert [d.kind for d in differences(near, plain)] == ["value"]
-    assert differences([near], [plain], precise=[precise]) == []
-    assert [d.kind for d in differences([far], [plain], precise=[precise])] == ["value"]
-    # Where plain PyTorch itself is far off, such as in a random operator, double precision tells nothing.
-    assert [d.kind for d in differences(near, plain, precise=precise + 1)] == ["value"]
-    assert [d.kind for d in differences(torch.tensor([1]), torch.tensor([2]), precise=torch.tensor([1]))] == ["value"]
+    assert differences([near], [plain], judge=[judge]) == []
+    assert [d.kind for d in differences([far], [plain], judge=[judge])] == ["value"]
+    # Where plain PyTorch itself is far off, such as in a random operator, a judge tells nothing.
+    assert [d.kind for d in differences(near, plain, judge=judge + 1)] == ["value"]
+    assert [d.kind for d in differences(torch.tensor([1]), torch.tensor([2]), judge=torch.tensor([1]))] == ["value"]

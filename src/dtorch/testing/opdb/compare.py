@@ -15,8 +15,11 @@ ATOL = {torch.float32: 2e-5, torch.complex64: 2e-5, torch.bfloat16: 1.6e-2, torc
 """A little wider than PyTorch's own tolerances, and by the largest value: a split sum rounds by its largest term."""
 EXACT_TOL = 1e-7
 """Of dtypes with more bits."""
-NEAR, ROUNDING = 1e-2, 4.0
-"""How far from the double precision result plain PyTorch's own may lie for that to judge, and how much farther dtorch's may."""
+NEAR = {torch.bfloat16: 0.1}
+NEAR_TOL = 1e-2
+"""How far from a judge, by the largest value, plain PyTorch's result may lie for that to judge."""
+ROUNDING = 4.0
+"""How much farther from the judge dtorch's may lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +35,21 @@ class Difference:
     text: str
 
 
-def differences(got: Any, expected: Any, values: bool = True, where: str = "result", precise: Any = None) -> list[Difference]:
+def differences(got: Any, expected: Any, values: bool = True, where: str = "result", judge: Any = None) -> list[Difference]:
     """Every difference between two results: tensors and plain objects in nested tuples, lists and dicts.
 
     Args:
         values: whether values are compared, and not only shapes and dtypes.
-        precise: the expected result in double precision. Where it is given, what is about as far from it as the expected one
-            is counts as equal.
+        judge: the expected result computed with other rounding. Where it is given, what is about as far from it as the
+            expected one is counts as equal.
     """
     if isinstance(expected, torch.Tensor):
-        return _tensors(got, expected, values, where, precise)
+        return _tensors(got, expected, values, where, judge)
     if isinstance(expected, list | tuple):
         if not isinstance(got, list | tuple) or len(got) != len(expected):
             return [Difference("meta", f"{where}: {_brief(got)}, right is {_brief(expected)}")]
-        exact = precise if isinstance(precise, list | tuple) and len(precise) == len(expected) else [None] * len(expected)
-        rows = [(*row, f"{where}[{i}]") for i, row in enumerate(zip(got, expected, exact, strict=True))]
+        judges = judge if isinstance(judge, list | tuple) and len(judge) == len(expected) else [None] * len(expected)
+        rows = [(*row, f"{where}[{i}]") for i, row in enumerate(zip(got, expected, judges, strict=True))]
     elif isinstance(expected, dict):
         if not isinstance(got, dict) or got.keys() != expected.keys():
             return [Difference("meta", f"{where}: {_brief(got)}, right is {_brief(expected)}")]
@@ -60,7 +63,7 @@ def differences(got: Any, expected: Any, values: bool = True, where: str = "resu
     return [d for g, e, p, at in rows for d in differences(g, e, values, at, p)]
 
 
-def _tensors(got: Any, expected: torch.Tensor, values: bool, where: str, precise: Any) -> list[Difference]:
+def _tensors(got: Any, expected: torch.Tensor, values: bool, where: str, judge: Any) -> list[Difference]:
     if not isinstance(got, torch.Tensor):
         return [Difference("meta", f"{where}: a {type(got).__name__}, right is a tensor")]
     if (got.shape, got.dtype) != (expected.shape, expected.dtype):
@@ -70,7 +73,7 @@ def _tensors(got: Any, expected: torch.Tensor, values: bool, where: str, precise
         return [] if got.layout is expected.layout else [Difference("meta", f"{where}: {got.layout}, right is {expected.layout}")]
     found = _pieces(got, where) if isinstance(got, Tensor) else []
     plain = got.to_torch() if isinstance(got, Tensor) else got.detach()
-    if values and not found and not _as_precise(plain, expected.detach(), precise):
+    if values and not found and not _as_judged(plain, expected.detach(), judge):
         found = _values(plain, expected.detach(), where)
     if _strides(got) != _strides(expected):
         found.append(Difference("layout", f"{where}: stride {got.stride()}, right is {expected.stride()}"))
@@ -88,14 +91,14 @@ def _values(got: torch.Tensor, expected: torch.Tensor, where: str) -> list[Diffe
     return []
 
 
-def _as_precise(got: torch.Tensor, expected: torch.Tensor, precise: Any) -> bool:
-    """Whether rounding explains a difference: both lie about as far from the double precision result, and near it."""
-    if not isinstance(precise, torch.Tensor) or precise.shape != expected.shape or not expected.numel():
+def _as_judged(got: torch.Tensor, expected: torch.Tensor, judge: Any) -> bool:
+    """Whether rounding explains a difference: both lie about as far from the judge, and near it."""
+    if not isinstance(judge, torch.Tensor) or judge.shape != expected.shape or not expected.numel():
         return False
-    if not (expected.is_floating_point() or expected.is_complex()) or not bool(precise.isfinite().all()):
+    if not (expected.is_floating_point() or expected.is_complex()) or not bool(judge.isfinite().all()):
         return False
-    ours, theirs = (float((t.to(precise.dtype) - precise.detach()).abs().max()) for t in (got, expected))
-    return theirs < NEAR * _scale(expected) and ours <= ROUNDING * theirs
+    ours, theirs = (float((t.to(judge.dtype) - judge.detach()).abs().max()) for t in (got, expected))
+    return theirs < NEAR.get(expected.dtype, NEAR_TOL) * _scale(expected) and ours <= ROUNDING * theirs
 
 
 def _scale(tensor: torch.Tensor) -> float:
