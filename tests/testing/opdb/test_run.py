@@ -159,3 +159,13 @@ def test_partial_is_tried_on_inputs_of_linear_operators_and_never_on_out(monkeyp
 def test_a_case_that_the_operator_has_not_is_refused(text: str) -> None:
     with pytest.raises(dtorch.UsageError, match="copy it from a failure"):
         run_case(Entry("neg", torch.neg), parse_case(text), SETTINGS)
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "wrong"), (1e4, RIGHT)])
+def test_rounding_is_no_error_where_plain_pytorch_rounds_alike(scale: float, verdict: str) -> None:
+    def off(x: torch.Tensor) -> torch.Tensor:
+        # At 1e4 the sine's argument is known to some thousandths.
+        y = torch.sin(x * scale)
+        return y + 1e-3 if isinstance(x, dtorch.Tensor) else y
+
+    assert run_operator(Entry("sin", off, supports_autograd=False), SETTINGS).verdict == verdict

@@ -29,6 +29,10 @@ TEXT_LIMIT = 400
 KINDS = {"value": "wrong value", "meta": "wrong shape or dtype", "layout": LAYOUT}
 
 
+class NoMeaning(Exception):
+    """An operator has no such variant, or not for this sample."""
+
+
 class Expected:
     """What plain PyTorch makes of a sample by one variant.
 
@@ -39,13 +43,13 @@ class Expected:
     """
 
     def __init__(self, op: Any, variant: str, sample: Sample, seed: int) -> None:
-        """Raises whatever the operator raises, and LookupError where the variant has no meaning for the sample."""
+        """Raises whatever the operator raises, and NoMeaning where the variant has none for the sample."""
         _check(op, variant, sample)
         self.outs = _out_tensors(op, sample, seed) if variant == "out" else []
         self.tensors = [*sample.tensors, *self.outs]
         self.result, self.grads = _plain(op, variant, sample, self.tensors, seed)
         if "backward" in variant and self.grads is None:
-            raise LookupError("nothing to differentiate")
+            raise NoMeaning("nothing to differentiate")
         self._again = partial(_plain, op, variant, sample, seed=seed)
 
     @cached_property
@@ -155,8 +159,8 @@ def _cases(op: Any, settings: Settings, record: Record) -> Iterator[tuple[Case, 
 def _expected(op: Any, variant: str, sample: Sample, seed: int, record: Record) -> Expected | None:
     try:
         return Expected(op, variant, sample, seed)
-    except LookupError as error:
-        record.skipped[f"{variant}: {_brief(error)}"] += 1
+    except NoMeaning as error:
+        record.skipped[f"{variant}: {error}"] += 1
     except Exception as error:
         record.skipped[f"plain {variant}: {_brief(error)[:80]}"] += 1
     return None
@@ -232,16 +236,16 @@ def _found(got: Any, right: Any, expected: Expected, part: int, values: bool) ->
 
 
 def _check(op: Any, variant: str, sample: Sample) -> None:
-    """Raise LookupError where a variant has no meaning."""
+    """Raise NoMeaning where a variant has none."""
     if "backward" in variant and not any(sample.differentiable):
-        raise LookupError("nothing to differentiate")
+        raise NoMeaning("nothing to differentiate")
     if variant.startswith("inplace"):
         if op.get_inplace() is None or sample.broadcasts or not isinstance(sample.tree[0], torch.Tensor):
-            raise LookupError("no such form")
+            raise NoMeaning("no such form")
         if variant == "inplace_backward" and not op.supports_inplace_autograd:
-            raise LookupError("nothing to differentiate")
+            raise NoMeaning("nothing to differentiate")
     if variant == "out" and not op.supports_out:
-        raise LookupError("no such form")
+        raise NoMeaning("no such form")
 
 
 def _out_tensors(op: Any, sample: Sample, seed: int) -> list[torch.Tensor]:
