@@ -9,8 +9,10 @@ STAMP := $(VENV)/.installed
 
 export PROMPT ?=
 export MESH ?=
+# Processes of the operator sweep.
+JOBS ?= 1
 
-.PHONY: demo test check bench docs gpu clean
+.PHONY: demo test check bench docs gpu opdb clean
 
 demo: $(STAMP)
 	$(BIN)/dtorch demo $${PROMPT:+--prompt "$$PROMPT"} $${MESH:+--mesh "$$MESH"}
@@ -31,6 +33,9 @@ docs: $(STAMP)
 
 gpu: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" bash scripts/gpu_check.sh
+
+opdb: $(STAMP)
+	$(BIN)/python -m dtorch.testing.opdb --jobs $(JOBS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -151,6 +151,8 @@ BREACHES = [
     ("worker/a.py", "from torch import distributed", "only ['communication'] may use torch.distributed"),
     ("worker/a.py", "x = torch.distributed.is_initialized()", "only ['communication'] may use torch.distributed"),
     ("tensor/a.py", "def f():\n    from ..core import mesh", "is imported inside a function"),
+    ("tensor/a.py", "from ..testing.opdb import run", "tensor may not import dtorch.testing.opdb.run"),
+    ("demo/a.py", "from dtorch.testing import opdb", "demo may not import dtorch.testing.opdb"),
     ("attic/a.py", "", "'attic' has no row"),
 ]
 
@@ -170,6 +172,7 @@ KEPT = [
     ("communication/a.py", "import torch.distributed as dist"),
     ("apps/a.py", "import dtorch\nfrom dtorch import Shard, nn\nfrom dtorch.parallel import parallelize"),
     ("parallel/a.py", "def f():\n    import transformers"),
+    ("testing/opdb/a.py", "from ... import Tensor, explain\nfrom ...core.mesh import coordinates"),
     ("session.py", "from .worker.executor import Executor\nfrom .tensor import Tensor"),
 ]
 

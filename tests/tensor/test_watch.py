@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -141,3 +142,21 @@ def test_an_unsplit_operand_never_counts_as_replicated() -> None:
     with explain() as report, communication("forbid"):
         torch.linalg.matrix_exp(x)
     assert not report.replicated
+
+
+WAYS = [
+    (torch.tanh, set()),
+    (lambda x: torch.softmax(x, 0), {"program"}),
+    (torch.nn.functional.logsigmoid, {"decomposition"}),
+    (torch.linalg.inv, {"replicated"}),
+    (torch.nonzero, {"replicated"}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*has no sharding rule:RuntimeWarning")
+@pytest.mark.parametrize(("program", "ways"), WAYS)
+def test_the_ways_beside_a_rule_are_told(program: Callable[[torch.Tensor], torch.Tensor], ways: set[str]) -> None:
+    x = dtorch.Tensor(torch.eye(6), device_mesh=init_device_mesh("cpu", 3), placements=[Shard(0)])
+    with explain() as report:
+        program(x)
+    assert {way for _, way in report.ways} == ways

@@ -61,6 +61,7 @@ class Builder:
         self.comms: list[Comm] = []
         self.axes: list[list[int]] = []
         self.meshes_of: list[int] = []
+        self.programmed = False
         self.replicated = False
         self.random = False
         self.inputs = tuple(Value(self.new_slot(spec), spec) for spec in inputs)

@@ -64,7 +64,7 @@ def plan_call(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Plan:
     outs, tree = plan_into(builder, func, args, kwargs)
     if returns_written(func):
         outs, tree = [], ()
-    how = "replicated" if builder.replicated else "program" if len(builder.steps) > 1 else "rule"
+    how = "replicated" if builder.replicated else "program" if builder.programmed else "rule"
     aliases = is_view(func) and len(builder.steps) == 1 and not builder.comms and not written_args(func)
     known = tuple(v.spec for v in outs) if tree is not None else ()
     mesh = builder.home or builder.meshes[0]
@@ -237,6 +237,7 @@ class _Planning:
         if self.rule is not None and self.rule.program is not None:
             outs = self.rule.program(self.builder, self.call, self.args, self.kwargs)
             if outs is not None:
+                self.builder.programmed = True
                 return [self.conformed(v, m) for v, m in zip(outs, self.call.outs, strict=True)]
         if chosen is not None:
             return self.emit(chosen[1], sharding)

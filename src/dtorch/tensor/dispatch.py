@@ -216,6 +216,7 @@ def instead(operator: Operator, made: Plan, written: list[Any], args: tuple, kwa
     if made.how == "replicated":
         parts = decomposed(made, operator.func, args, kwargs)
         if parts is not None:
+            watch.note(made.define.operator, "decomposition")
             return parts
     if made.settles and not operator.view:
         settled = settled_args(made.settles, written, args, kwargs, made.define.operator)

@@ -33,10 +33,14 @@ class Report:
     Attributes:
         events: every collective, in order.
         replicated: names of operators that ran replicated for want of a rule, with how often.
+        ways: how often an operator was more than itself run on pieces, by (operator, way). A way is ``program`` (by other
+            operators, as its rule says), ``decomposition`` (by PyTorch's own) or ``replicated``. A program that moves nothing
+            is not told from a rule.
     """
 
     events: list[Event] = field(default_factory=list)
     replicated: dict[str, int] = field(default_factory=dict)
+    ways: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -97,9 +101,13 @@ def communication(mode: str) -> Iterator[None]:
 
 def observe(plan: Plan, site: Site, explicit: bool = False) -> None:
     """Report a plan that is about to be called; raises or warns as the mode in force says."""
+    name = plan.define.operator
+    # What only a run can shape runs whole.
+    way = "replicated" if plan.tree is None and plan.comms else plan.how
+    if way in ("program", "replicated") and not explicit:
+        note(name, way)
     if not plan.comms and plan.how != "replicated":
         return
-    name = plan.define.operator
     if not explicit:
         _apply_mode(plan, name, site)
         if plan.how == "replicated" and name not in _told:
@@ -109,6 +117,12 @@ def observe(plan: Plan, site: Site, explicit: bool = False) -> None:
         report.events += [Event(c, describe_site(site)) for c in plan.comms]
         if plan.how == "replicated" and not explicit:
             report.replicated[name] = report.replicated.get(name, 0) + 1
+
+
+def note(name: str, way: str) -> None:
+    """Report that an operator goes another way than by a row of its rule."""
+    for report in _reports:
+        report.ways[name, way] = report.ways.get((name, way), 0) + 1
 
 
 def _apply_mode(plan: Plan, name: str, site: Site) -> None:
