@@ -175,6 +175,15 @@ def test_schedules_of_an_optimizer_plan_nothing_after_the_first_steps(client: Cl
     torch.testing.assert_close(p.detach().to_torch(), plain.detach())
 
 
+def test_plans_that_differ_in_global_shapes_only_are_one_to_the_workers(client: Client) -> None:
+    for length in (3, 4, 9):
+        x = dtorch.ones(length, 4, device_mesh=MESH, placements=[Shard(0)])
+        y = torch.cat([x, x + 1], 1)
+        assert torch.equal(y.to_torch(), torch.cat([torch.ones(length, 4), torch.full((length, 4), 2.0)], 1))
+    cats = [n for n, (text, _) in client.defined.items() if b"aten::cat" in text]
+    assert len(cats) == 1 and client.defined[cats[0]][1] == 3
+
+
 def test_the_cache_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "CACHE_LIMIT", 64)
     x = dtorch.ones(400, device_mesh=MESH, placements=[Shard(0)])

@@ -13,7 +13,20 @@ import torch
 
 from ..core.errors import RemoteError, SessionClosedError, four_parts
 from ..core.mesh import DeviceMesh
-from ..core.program import Barrier, Call, DefaultDtype, Draw, Forget, Free, Instruction, MeshInfo, PendingReply, Reply, Sink
+from ..core.program import (
+    Barrier,
+    Call,
+    DefaultDtype,
+    DefinePlan,
+    Draw,
+    Forget,
+    Free,
+    Instruction,
+    MeshInfo,
+    PendingReply,
+    Reply,
+    Sink,
+)
 from ..sharding.plan import Plan
 from .hotpath import Stream, fastpath
 from .purepath import FREE_LIMIT, LARGE_NBYTES
@@ -64,19 +77,27 @@ class Client(Stream):
         self.default_dtype = torch.float32
         self.caches: dict[torch.dtype, dict[tuple, Any]] = {}
         self.cache = self.caches.setdefault(self.default_dtype, {})
+        # Numbers by the text of a definition, and for each number its text and how many plans share it.
+        self.numbers: dict[bytes, int] = {}
+        self.defined: dict[int, list[Any]] = {}
         self.planned = 0
         self.calls = 0
         self.closed = False
 
     def define(self, plan: Plan) -> int:
-        """Teach workers a plan; returns its number."""
+        """Teach workers a plan; returns its number. Plans that differ only in global shapes are one to them."""
+        text = _text(plan.define)
         with self.lock:
-            number = self.next_plan
-            self.next_plan += 1
             self.planned += 1
-        for mesh in plan.define.meshes:
-            self.check_mesh(mesh)
-        self.emit(msgspec.structs.replace(plan.define, plan=number))
+            number = self.numbers.get(text)
+            if number is None:
+                number = self.numbers[text] = self.next_plan
+                self.next_plan += 1
+                for mesh in plan.define.meshes:
+                    self.check_mesh(mesh)
+                self.emit(msgspec.structs.replace(plan.define, plan=number))
+                self.defined[number] = [text, 0]
+            self.defined[number][1] += 1
         return number
 
     def remember(self, key: tuple, entry: Any) -> None:
@@ -94,7 +115,12 @@ class Client(Stream):
 
     def forget(self, numbers: list[int]) -> None:
         """Let workers drop plans that will not be called again."""
-        self.emit(Forget(numbers))
+        for number in numbers:
+            self.defined[number][1] -= 1
+        unused = [number for number in dict.fromkeys(numbers) if not self.defined[number][1]]
+        for number in unused:
+            del self.numbers[self.defined.pop(number)[0]]
+        self.emit(Forget(unused))
 
     def call(self, call: Call, site: Site, nbytes: int = 0) -> None:
         """Issue a call whose results take ``nbytes``."""
@@ -198,6 +224,15 @@ class Client(Stream):
             self.closed = True
             self.take()
             self.sink.close()
+
+
+def _text(define: DefinePlan) -> bytes:
+    """What tells definitions apart. Their numbers are all 0 still."""
+    try:
+        return msgspec.msgpack.encode(define)
+    except OverflowError:
+        # msgpack ends at 64 bits.
+        return repr(define).encode()
 
 
 _default_dtype = torch.get_default_dtype
