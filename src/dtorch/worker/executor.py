@@ -77,13 +77,13 @@ class Executor:
         try:
             for instruction in batch:
                 if type(instruction) is Calls:
-                    place = [0, 0, 0]
                     self._run_calls(sequence, instruction, place)
-                    sequence += instruction.count
+                    calls = instruction.count
                 else:
                     result = self._other(sequence, instruction)
-                    sequence += type(instruction) is Draw
-                done += 1
+                    calls = int(type(instruction) is Draw)
+                # At one stroke, for an interrupt may come between calls.
+                done, sequence, place = done + 1, sequence + calls, [0, 0, 0]
         except KeyboardInterrupt as interrupt:
             self._abandon(sequence, batch[done:], place, interrupt)
             raise
