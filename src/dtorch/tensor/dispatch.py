@@ -90,7 +90,7 @@ class Entry(Ready):
         self.aliases = operator.view and plan.aliases and self.bare
         self.nbytes = 0 if self.aliases else sum(out.nbytes for out in plan.outs)
         plain = self.bare or (type(plan.tree) is tuple and all(part is ... for part in plan.tree))
-        plain = plain and not plan.comms and plan.how != "replicated" and not plan.define.random
+        plain = plain and not plan.comms and plan.how == "rule" and not plan.define.random
         self.simple = plain and (self.aliases or not operator.special)
         self.outs = tuple((s, (cls, s.shape, s.stride), {"dtype": s.dtype, "device": s.device}) for s in plan.outs)
 
