@@ -38,6 +38,8 @@ from .tensor.creation import (
     zeros_like,
 )
 from .tensor.future import TensorFuture
+from .tensor.mapped import local_map
+from .tensor.rules import register_rule
 from .tensor.tensor import Tensor
 from .tensor.watch import communication, explain
 
@@ -75,6 +77,7 @@ __all__ = [
     "init",
     "init_device_mesh",
     "linspace",
+    "local_map",
     "nn",
     "ones",
     "ones_like",
@@ -84,6 +87,7 @@ __all__ = [
     "randint",
     "randn",
     "randn_like",
+    "register_rule",
     "session",
     "shutdown",
     "tensor",

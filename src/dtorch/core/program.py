@@ -92,7 +92,20 @@ class Exchange(msgspec.Struct, frozen=True, tag="exchange"):
     order: list[int] = []
 
 
-Step = Local | Collective | Exchange
+class Apply(msgspec.Struct, frozen=True, tag="apply"):
+    """Run the function in a slot on the pieces of others, once per coordinate over ``axes`` of mesh number ``mesh``.
+
+    It gives a tuple of tensors, one for each output.
+    """
+
+    function: int
+    inputs: list[int]
+    outputs: list[int]
+    axes: list[int]
+    mesh: int = 0
+
+
+Step = Local | Collective | Exchange | Apply
 
 
 class MeshInfo(msgspec.Struct, frozen=True):
@@ -175,6 +188,13 @@ class Put(msgspec.Struct, frozen=True, tag="put"):
     tensors: list[Any]
 
 
+class PutFunction(msgspec.Struct, frozen=True, tag="put_function"):
+    """Store a Python function as a value, for ``Apply``. It cannot leave the process."""
+
+    handle: int
+    function: Any
+
+
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
     """Send back pieces of a value (all when ``pieces`` is empty); with ``describe`` only shape, stride and dtype."""
 
@@ -210,7 +230,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Release everything and end."""
 
 
-Instruction = DefinePlan | Calls | Draw | Put | Fetch | Free | Forget | DefaultDtype | Barrier | Shutdown
+Instruction = DefinePlan | Calls | Draw | Put | PutFunction | Fetch | Free | Forget | DefaultDtype | Barrier | Shutdown
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -104,7 +104,7 @@ class Builder:
             {a for v in values for a in v.spec.axes} | ({a for o in kept for a in o.axes} if varying or not values else set())
         )
         assert all(set(spec.axes) <= set(axes) for spec in kept), f"{func}: outputs {kept} vary beyond axes {axes}"
-        slots = [self._dropped(axes, home) if spec is None else self.new_slot(spec) for spec in outs]
+        slots = [self.unknown_slot(axes, home) if spec is None else self.new_slot(spec) for spec in outs]
         coords = [_whole(home.ndim, axes, c) for c in coordinates([home.shape[a] for a in axes])] if varying else []
         written = replace_leaves((list(args), kwargs), Varying, lambda v: _vary([literal(v.fn(c)) for c in coords]))
         written = _literals(replace_leaves(written, Value, lambda v: Slot(v.slot)))
@@ -112,8 +112,8 @@ class Builder:
         self.steps.append(Local(name, written[0], written[1], slots, axes, self.mesh_number(home)))
         return [Value(slot, spec) for slot, spec in zip(slots, outs, strict=True) if spec is not None]
 
-    def _dropped(self, axes: list[int], mesh: DeviceMesh) -> int:
-        """A slot for a result that nothing uses."""
+    def unknown_slot(self, axes: list[int], mesh: DeviceMesh) -> int:
+        """Allot a slot for a result of which only the axes it varies over are known."""
         self.axes.append(axes)
         self.meshes_of.append(self.mesh_number(mesh))
         return len(self.axes) - 1

@@ -68,7 +68,7 @@ _custom: dict[str, Rule] = {}
 
 
 def register(name: str, rule: Rule) -> None:
-    """Add a rule for an operator outside ``aten``, by qualified name, e.g. ``"mylib::op"``."""
+    """Add a rule for an operator, by qualified name, e.g. ``"mylib::op"``."""
     _custom[name] = rule
     rule_for.cache_clear()
 

@@ -5,7 +5,7 @@ The client never computes. It may run far ahead of the workers; only ``request``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -106,6 +106,11 @@ class Client(Stream):
             self.forget([self.cache.pop(old).number for old in list(self.cache)[: CACHE_LIMIT // 4]])
         self.cache[key] = entry
 
+    def drop(self, firsts: Collection[Any]) -> None:
+        """Forget the plans whose keys begin with any of these."""
+        for cache in self.caches.values():
+            self.forget([cache.pop(key).number for key in [k for k in cache if k[0] in firsts]])
+
     def follow_default_dtype(self) -> None:
         """Let what follows run under the default dtype that is set now, and be planned for it."""
         with self.lock:
@@ -120,7 +125,8 @@ class Client(Stream):
         unused = [number for number in dict.fromkeys(numbers) if not self.defined[number][1]]
         for number in unused:
             del self.numbers[self.defined.pop(number)[0]]
-        self.emit(Forget(unused))
+        if unused:
+            self.emit(Forget(unused))
 
     def call(self, call: Call, site: Site, nbytes: int = 0) -> None:
         """Issue a call whose results take ``nbytes``."""

@@ -42,7 +42,7 @@ def assemble(cls: type, pieces: Pieces, mesh: DeviceMesh, placements: Sequence[P
             )
         )
     by_coord = dict(zip(coords, local, strict=True))
-    spec = _spec_of(by_coord, mesh, tuple(placements), local[0])
+    spec = spec_of(by_coord, mesh, tuple(placements), local[0])
     for coord, tensor in by_coord.items():
         if tuple(tensor.shape) != spec.local_box(coord)[1] or tensor.dtype != spec.dtype:
             raise PlacementError(
@@ -57,7 +57,7 @@ def assemble(cls: type, pieces: Pieces, mesh: DeviceMesh, placements: Sequence[P
     return moving.put_pieces(cls, spec, held)
 
 
-def _spec_of(local: dict[tuple[int, ...], torch.Tensor], mesh: DeviceMesh, placements: Placements, first: torch.Tensor) -> Spec:
+def spec_of(local: dict[tuple[int, ...], torch.Tensor], mesh: DeviceMesh, placements: Placements, first: torch.Tensor) -> Spec:
     """The spec whose local shapes are the given ones: sizes are read off the local tensors."""
     if len(placements) != mesh.ndim:
         Spec.make(mesh, placements, first.shape, first.dtype)

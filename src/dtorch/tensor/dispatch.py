@@ -15,13 +15,13 @@ import torch
 from ..core.placements import REPLICATE
 from ..core.program import Call, Calls, Fetch
 from ..core.spec import Spec
-from ..sharding.call import has_out, is_view, leaves, replace_leaves, returned_args, returns_written, written_args
+from ..sharding.call import has_out, is_view, leaves, replace_leaves, returned_args, returns_written, schema_of, written_args
 from ..sharding.plan import Plan
 from ..sharding.planner import Changing, plan_call
 from ..sharding.probe import check_dtypes
 from ..sharding.table import rule_for
 from . import aliasing, moving, watch
-from .client import Client, closed_error, current_client
+from .client import Client, closed_error, current_client, running
 from .decompose import decomposed
 from .hotpath import Known, Ready, Value, fastpath
 from .settling import settled_args
@@ -49,6 +49,16 @@ def operator_of(func: Any) -> Operator:
     if operator is None:
         operator = _operators[id(func)] = Operator(func)
     return operator
+
+
+def forget_operators(name: str) -> None:
+    """Let plans of an operator be made anew: it has another rule."""
+    known = [key for key, operator in _operators.items() if schema_of(operator.func).name == name]
+    for key in known:
+        del _operators[key]
+    client = running()
+    if client is not None:
+        client.drop(known)
 
 
 _frame = sys._getframe

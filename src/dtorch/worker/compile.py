@@ -12,13 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from ..core.errors import InternalError
-from ..core.program import Call, Collective, DefinePlan, Draw, Local, Step
+from ..core.program import Apply, Call, Collective, DefinePlan, Draw, Local, Step
 from .operators import resolve, schema
 from .steps import (
     DeviceOf,
     Grid,
     Run,
     StepFailed,
+    apply_step,
     collective_step,
     describe,
     exchange_step,
@@ -122,15 +123,19 @@ def _general(plan: DefinePlan, device_of: DeviceOf) -> Callable[[Store, Any], No
 def _runner(plan: DefinePlan, step: Step, device_of: DeviceOf) -> Run:
     if isinstance(step, Local):
         return local_step(plan, step, device_of)
+    if isinstance(step, Apply):
+        return apply_step(plan, step)
     return collective_step(plan, step) if isinstance(step, Collective) else exchange_step(plan, step, device_of)
 
 
 def _reads(step: Step) -> list[int]:
+    if isinstance(step, Apply):
+        return [step.function, *step.inputs]
     return slots_of([step.args, step.kwargs]) if isinstance(step, Local) else [step.source]
 
 
 def _makes(step: Step) -> list[int]:
-    return step.outputs if isinstance(step, Local) else [step.output]
+    return step.outputs if isinstance(step, Local | Apply) else [step.output]
 
 
 def _last_uses(plan: DefinePlan) -> list[list[int]]:

@@ -23,6 +23,7 @@ from ..core.program import (
     Free,
     Instruction,
     Put,
+    PutFunction,
     Reply,
     Shutdown,
 )
@@ -140,6 +141,9 @@ class Executor:
         tensors = [t.clone() if t.is_inference() else t for t in instruction.tensors]
         self.store[instruction.handle] = tuple(t.detach().to(device) for t in tensors)
 
+    def _put_function(self, instruction: PutFunction) -> None:
+        self.store[instruction.handle] = (instruction.function,)
+
     def _fetch(self, instruction: Fetch) -> Any:
         value = self.store.get(instruction.handle)
         if value is None:
@@ -166,7 +170,8 @@ class Executor:
         torch.set_default_dtype(self._default_dtype)
 
     def _barrier(self, instruction: Barrier) -> None:
-        for device_type in {t.device.type for v in self.store.values() if not isinstance(v, Poison) for t in v} - {"cpu"}:
+        pieces = (t for v in self.store.values() if not isinstance(v, Poison) for t in v if isinstance(t, Tensor))
+        for device_type in {t.device.type for t in pieces} - {"cpu"}:
             torch.get_device_module(device_type).synchronize()
 
     def _shutdown(self, instruction: Shutdown) -> None:
@@ -247,6 +252,7 @@ _HANDLERS: dict[type, Callable[[Executor, Any], Any]] = {
     DefinePlan: Executor._define,
     Draw: Executor._draw,
     Put: Executor._put,
+    PutFunction: Executor._put_function,
     Fetch: Executor._fetch,
     Free: Executor._free,
     Forget: Executor._forget,

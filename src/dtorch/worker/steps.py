@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..communication import local as comm
 from ..core.mesh import coordinates
-from ..core.program import Collective, DefinePlan, Exchange, Local, MeshInfo
+from ..core.program import Apply, Collective, DefinePlan, Exchange, Local, MeshInfo
 from .operators import resolve, schema
 from .store import Pieces
 from .template import Template, slots_of
@@ -75,9 +75,10 @@ def grid_of(plan: DefinePlan, slot: int) -> Grid:
     return Grid(plan.meshes[plan.meshes_of[slot]], plan.axes[slot])
 
 
-def describe(tensors: Sequence[Tensor]) -> str:
+def describe(tensors: Sequence[Any]) -> str:
     """Shapes and dtypes, for error texts."""
-    return ", ".join(f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors) or "none"
+    shown = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors if isinstance(t, Tensor)]
+    return ", ".join(shown) or "none"
 
 
 def tensors_of(result: Any) -> list[Tensor]:
@@ -224,6 +225,35 @@ def _slice(step: Collective, line: Pieces, here: int, start: int, size: int) -> 
 
 def _fill(step: Collective, line: Pieces, here: int, start: int, size: int) -> Tensor:
     return comm.fill(line[0], step.op, first=here == 0)
+
+
+def apply_step(plan: DefinePlan, step: Apply) -> Run:
+    """Run a function of the user's once per coordinate."""
+    grid = Grid(plan.meshes[step.mesh], step.axes)
+    index = {slot: grid.projection(grid_of(plan, slot)) for slot in step.inputs}
+    kept = {slot: _common(grid, grid_of(plan, slot)) for slot in step.outputs}
+
+    def run(slots: Slots, scalars: list[Any]) -> None:
+        function, rows = slots[step.function][0], []
+        for c in range(len(grid.places)):
+            pieces = [slots[slot][index[slot][c]] for slot in step.inputs]
+            try:
+                rows.append(_results(function(*pieces), pieces, len(step.outputs)))
+            except Exception as error:
+                raise StepFailed(plan.operator, grid.devices(c), describe(pieces)) from error
+        for number, slot in enumerate(step.outputs):
+            slots[slot] = [rows[c][number] for c in kept[slot]]
+
+    return run
+
+
+def _results(results: Sequence[Any], pieces: Sequence[Tensor], count: int) -> list[Tensor]:
+    """A function's results with memory of their own, in the order of the dims, as the client takes them to be."""
+    if len(results) != count:
+        raise ValueError(f"the function gave {len(results)} tensors on this piece, and {count} on others")
+    held = {t.untyped_storage().data_ptr() for t in pieces}
+    own = [t.detach().contiguous() for t in results]
+    return [t.clone() if t.untyped_storage().data_ptr() in held else t for t in own]
 
 
 def exchange_step(plan: DefinePlan, step: Exchange, device_of: DeviceOf) -> Run:

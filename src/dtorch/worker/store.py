@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -18,8 +19,8 @@ class Poison:
         self.failure = failure
 
 
-Pieces = Sequence[Tensor]
-"""The distinct local tensors of a value, row-major over the mesh axes along which it varies."""
+Pieces = Sequence[Any]
+"""The distinct local tensors of a value, row-major over the mesh axes along which it varies; or one Python function."""
 
 
 class Store(dict[int, "Pieces | Poison"]):
@@ -46,5 +47,5 @@ class Store(dict[int, "Pieces | Poison"]):
             self.pop(handle, None)
 
 
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _memory(piece: Any) -> int:
+    return piece.untyped_storage().data_ptr() if isinstance(piece, Tensor) else 0
