@@ -17,6 +17,7 @@ from msgspec import msgpack
 from dtorch.core.errors import ProtocolError
 from dtorch.core.program import (
     VERSION,
+    Apply,
     Barrier,
     Call,
     Calls,
@@ -34,6 +35,7 @@ from dtorch.core.program import (
     Local,
     MeshInfo,
     Put,
+    PutFunction,
     Reply,
     Scalar,
     Shutdown,
@@ -63,6 +65,7 @@ STEPS = [
     Local("aten::x.default", ARGS, {"a": Slot(0), "b": [Vary([1, 2])]}, [1], [0], 0),
     Collective("slice", 1, 2, 1, 0, [1, 2], "sum", 0, [0]),
     Exchange(0, 1, [[(0, [1], [2], [3])], []], [[4], [0]], 0, 1),
+    Apply(0, [1], [2], [0], 1),
 ]
 INSTRUCTIONS: list[Instruction] = [
     DefinePlan(1, "aten::x.default", [MESH, MESH], [[0], []], [0, 1], 1, STEPS, [1], True),
@@ -225,5 +228,10 @@ def test_a_worker_behind_encoding_computes_the_same() -> None:
 
 
 def test_instructions_are_all_covered() -> None:
-    covered = {type(i) for i in INSTRUCTIONS} | {Put, Draw}
+    covered = {type(i) for i in INSTRUCTIONS} | {Put, Draw, PutFunction}
     assert covered == set(typing.get_args(Instruction))
+
+
+def test_a_function_does_not_leave_the_process() -> None:
+    with pytest.raises(ProtocolError, match="function"):
+        encode_batch(0, [PutFunction(1, len)])

@@ -98,6 +98,8 @@ def _encode(first: int, body: Any) -> list[Frame]:
             return msgpack.Ext(_TENSOR, msgpack.encode(header))
         if isinstance(value, complex):
             return msgpack.Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag))
+        if callable(value):
+            raise _not_sent(value)
         raise TypeError(f"{value!r} of type {type(value).__name__} cannot be sent")
 
     message = (VERSION, first, body)
@@ -108,6 +110,12 @@ def _encode(first: int, body: Any) -> list[Frame]:
         del frames[1:]
         frames[0] = msgpack.encode((VERSION, first, _without_big_ints(body)), enc_hook=extend)
     return frames
+
+
+def _not_sent(function: Any) -> ProtocolError:
+    given = f"the function {getattr(function, '__qualname__', function)}"
+    rule = "a function runs on workers of this process only"
+    return ProtocolError(four_parts(given, rule, "local_map", "use the embedded session, or an operator of your own with a rule"))
 
 
 def _decode(frames: Sequence[Frame], kind: Any) -> tuple[int, Any]:
