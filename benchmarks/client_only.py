@@ -38,5 +38,4 @@ def client_only() -> Iterator[None]:
         client.history.clear()
         client.sink = real
         # The worker never saw what was planned meanwhile.
-        for key in client.cache.keys() - known:
-            del client.cache[key]
+        client.forget([client.cache.pop(key).number for key in client.cache.keys() - known])
