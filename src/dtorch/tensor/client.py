@@ -80,6 +80,8 @@ class Client(Stream):
         # Numbers by the text of a definition, and for each number its text and how many plans share it.
         self.numbers: dict[bytes, int] = {}
         self.defined: dict[int, list[Any]] = {}
+        # Who has found a plan may not have called it yet when it is evicted: workers forget it one eviction later.
+        self.evicted: list[int] = []
         self.planned = 0
         self.calls = 0
         self.closed = False
@@ -91,20 +93,26 @@ class Client(Stream):
             self.planned += 1
             number = self.numbers.get(text)
             if number is None:
-                number = self.numbers[text] = self.next_plan
-                self.next_plan += 1
+                # A refused mesh leaves nothing behind, so that it is refused again.
                 for mesh in plan.define.meshes:
                     self.check_mesh(mesh)
+                number = self.next_plan
+                self.next_plan += 1
                 self.emit(msgspec.structs.replace(plan.define, plan=number))
-                self.defined[number] = [text, 0]
+                self.numbers[text], self.defined[number] = number, [text, 0]
             self.defined[number][1] += 1
         return number
 
     def remember(self, key: tuple, entry: Any) -> None:
         """Keep a plan (anything with its ``number``) for the next call of this key."""
-        if len(self.cache) >= CACHE_LIMIT:
-            self.forget([self.cache.pop(old).number for old in list(self.cache)[: CACHE_LIMIT // 4]])
-        self.cache[key] = entry
+        with self.lock:
+            if len(self.cache) >= CACHE_LIMIT:
+                self.forget(self.evicted)
+                self.evicted = [self.cache.pop(old).number for old in list(self.cache)[: CACHE_LIMIT // 4]]
+            if key in self.cache:
+                # Another thread made the same plan meanwhile.
+                self.evicted.append(self.cache[key].number)
+            self.cache[key] = entry
 
     def follow_default_dtype(self) -> None:
         """Let what follows run under the default dtype that is set now, and be planned for it."""
@@ -120,7 +128,8 @@ class Client(Stream):
         unused = [number for number in dict.fromkeys(numbers) if not self.defined[number][1]]
         for number in unused:
             del self.numbers[self.defined.pop(number)[0]]
-        self.emit(Forget(unused))
+        if unused:
+            self.emit(Forget(unused))
 
     def call(self, call: Call, site: Site, nbytes: int = 0) -> None:
         """Issue a call whose results take ``nbytes``."""
