@@ -77,9 +77,9 @@ class Executor:
         try:
             for instruction in batch:
                 if type(instruction) is Calls:
-                    place = [0, 0, 0]
                     self._run_calls(sequence, instruction, place)
                     sequence += instruction.count
+                    place = [0, 0, 0]
                 else:
                     result = self._other(sequence, instruction)
                     sequence += type(instruction) is Draw
