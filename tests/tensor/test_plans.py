@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import dtorch
-from dtorch import MeshError, Replicate, Shard, init_device_mesh
+from dtorch import MeshError, Replicate, Shard, UsageError, init_device_mesh
 from dtorch.tensor import client as clients
 from dtorch.tensor.client import Client
 from dtorch.tensor.dispatch import operator_of
@@ -277,6 +277,57 @@ def test_issuing_does_not_grow_with_the_mesh(client: Client) -> None:
         x + x
         client.flush()
         x + x
-        client.end_run()
-        sizes.append(len(client.outbox[-1].words))
+        sizes.append(len(client.take()[0][-1].words))
     assert len(set(sizes)) == 1
+
+
+@pytest.mark.parametrize("threshold", [7, 30])
+def test_finalisers_that_issue_operators_do_not_overtake_the_batch_under_way(client: Client, threshold: int) -> None:
+    x, plain, state = dtorch.zeros(4, device_mesh=MESH, placements=[Shard(0)]), torch.zeros(4), [0, ""]
+    y = x + 0
+
+    def collected(phase: str, info: Any) -> None:
+        nonlocal y
+        y = y + 1
+        state[0] += 1
+        if state[0] % 5 == 0:
+            client.flush()
+        if state[0] % 31 == 0:
+            try:
+                x.to_torch()
+            except UsageError as error:
+                state[1] = str(error)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(threshold, 1, 1)
+    try:
+        for i in range(200):
+            x.mul_(2).remainder_(11).add_(i)
+            plain.mul_(2).remainder_(11).add_(i)
+            if i % 40 == 0:
+                client.flush()
+    finally:
+        gc.callbacks.remove(collected)
+        gc.set_threshold(*before)
+    assert torch.equal(x.to_torch(), plain) and y.tolist() == [float(state[0])] * 4
+    assert not state[1] or "handed over" in state[1]
+
+
+def test_a_value_cannot_be_read_in_the_middle_of_a_batch(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = dtorch.ones(4, device_mesh=MESH)
+    submit = client.sink.submit
+
+    def inside(first: int, batch: list) -> None:
+        later.append(x + 1)
+        client.flush()
+        with pytest.raises(UsageError, match="handed over"):
+            x.to_torch()
+        submit(first, batch)
+
+    later: list = []
+    with monkeypatch.context() as patch:
+        patch.setattr(client.sink, "submit", inside)
+        x.mul_(3)
+        client.flush()
+    assert later[0].tolist() == [4.0] * 4
