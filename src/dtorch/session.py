@@ -26,7 +26,8 @@ def init(*, simulate: Mapping[str, int] | None = None, worker: str = "inline") -
     Args:
         simulate: logical devices by type that share one physical device, e.g. ``{"cuda": 8}``. A CPU mesh needs none.
         worker: ``"inline"`` runs batches in the caller's thread, ``"thread"`` in a thread of their own. The results,
-            their order and the errors are the same.
+            their order and the errors are the same. PyTorch has one default dtype for the whole process, so with a thread
+            change it only while no operator is under way: after a value was read.
 
     Raises:
         UsageError: a session is running already, or an unknown kind of worker.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import subprocess
 import sys
+import time
+from _thread import start_new_thread
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +17,7 @@ import torch
 
 import dtorch
 from dtorch import Shard, init_device_mesh
-from dtorch.core.program import Call, Free
+from dtorch.core.program import Barrier, Call, Free
 from dtorch.tensor import purepath
 from dtorch.tensor.hotpath import fastpath
 
@@ -140,6 +143,62 @@ def test_a_nan_makes_one_plan() -> None:
     assert dtorch.session().planned == planned
 
 
+class Sub(dtorch.Tensor):
+    """Dispatches as PyTorch's documentation shows."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, types, args=args, kwargs=kwargs)
+
+
+def test_plans_keep_the_class_of_their_tensors() -> None:
+    whole = torch.arange(6.0).view(2, 3)
+    tensors = [cls(whole, device_mesh=MESH, placements=[Shard(0)]) for cls in (Sub, dtorch.Tensor) * 2]
+    for t in tensors:
+        results = [t + 1, t.t(), *torch.max(t, 1), *t.unbind(1), t.redistribute(placements=[Shard(1)])]
+        assert {type(r) for r in results} == {type(t)}
+        assert torch.equal(results[0].to_torch(), whole + 1)
+
+
+@pytest.mark.parametrize("operator", [torch.neg, torch.t, torch.erf])
+def test_a_thread_without_python_frames_issues_operators(operator: Any) -> None:
+    x, caught = dtorch.ones(2, 2, device_mesh=MESH), []
+    before, sys.unraisablehook = sys.unraisablehook, caught.append
+    try:
+        for _ in range(2):
+            issued = dtorch.session().new_handle()
+            start_new_thread(operator, (x,))
+            while dtorch.session().new_handle() == issued + 1 and not caught:
+                issued += 1
+                time.sleep(0.001)
+    finally:
+        sys.unraisablehook = before
+    assert not caught
+
+
+def test_results_are_freed_where_handing_over_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = dtorch.ones(4, 2, device_mesh=MESH)
+    client = dtorch.session()
+    calls = [lambda: x + 1, lambda: x.t(), lambda: torch.max(x, 1), lambda: x.redistribute(placements=[Shard(0)])]
+    for call in calls:
+        call()
+    client.request(Barrier())
+    gc.collect()
+    client.flush()
+    held = len(client.sink._transport._runner.store)
+
+    def flush() -> None:
+        raise RuntimeError("handed over")
+
+    for call in calls:
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="handed over"):
+            patch.setattr(client, "flush", flush)
+            patch.setattr(client, "room", -1)
+            call()
+    client.flush()
+    assert len(client.sink._transport._runner.store) == held
+
+
 PROGRAM = """
 import torch, dtorch
 from dtorch import Shard, init_device_mesh
@@ -169,5 +228,6 @@ def test_both_give_the_same_results() -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout.split(" ", 1))
-    assert outputs[0][0] == str(fastpath is not None) and outputs[1][0] == "False"
+    built = importlib.util.find_spec("dtorch.tensor._fastpath") is not None
+    assert outputs[0][0] == str(built) and outputs[1][0] == "False"
     assert outputs[0][1] == outputs[1][1] and "<string>:15" in outputs[0][1]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import dtorch
-from dtorch import Replicate, Shard, init_device_mesh
+from dtorch import MeshError, Replicate, Shard, UsageError, init_device_mesh
 from dtorch.tensor import client as clients
 from dtorch.tensor.client import Client
+from dtorch.tensor.dispatch import operator_of
 from tests.sharding.harness import place, values
 from tests.tensor.sessions import own_session
 
@@ -191,7 +195,8 @@ def test_the_cache_is_bounded(client: Client, monkeypatch: pytest.MonkeyPatch) -
         y = x[:i] * 2
         client.flush()
         assert len(client.cache) <= 64
-    assert len(client.worker._plans) <= 64
+    # Workers forget one eviction later.
+    assert len(client.worker._plans) <= 64 + 16
     assert y.sum().item() == 398 and (x[:1] * 2).tolist() == [2.0]
 
 
@@ -199,7 +204,70 @@ def test_moves_and_factories_are_bounded_too(client: Client, monkeypatch: pytest
     monkeypatch.setattr(clients, "CACHE_LIMIT", 64)
     for i in range(1, 200):
         x = dtorch.ones(i, device_mesh=MESH, placements=[Shard(0)]).redistribute(placements=[R])
-    assert x.sum().item() == 199 and len(client.cache) <= 64 and len(client.worker._plans) <= 70
+    assert x.sum().item() == 199 and len(client.cache) <= 64 and len(client.worker._plans) <= 64 + 16 + 6
+
+
+def test_a_plan_is_forgotten_by_workers_after_who_found_it_called_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "CACHE_LIMIT", 8)
+    base = dtorch.arange(12.0, device_mesh=MESH, placements=[Shard(0)])
+    view = base[1:8]
+    for i in range(1, 40):
+        # Reading the linked view takes it anew, by plans made after that of the read was found.
+        base[:i].add_(i)
+        view.redistribute(placements=[R]).to_torch()
+    plain = torch.arange(12.0)
+    for i in range(1, 40):
+        plain[:i].add_(i)
+    assert torch.equal(view.to_torch(), plain[1:8])
+
+
+def test_threads_that_evict_plans_together_lose_none(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "CACHE_LIMIT", 128)
+    interval, wrong = sys.getswitchinterval(), []
+    sys.setswitchinterval(1e-5)
+
+    def work(start: int) -> None:
+        try:
+            for n in range(start, start + 40):
+                x = dtorch.ones(n, device_mesh=MESH, placements=[Shard(0)])
+                if torch.cat([x, x.flip(0) * n])[1:].sum().item() != n - 1 + n * n:
+                    wrong.append(n)
+        except BaseException as error:  # raised in a thread, where nobody would hear of it
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(2 + i,)) for i in range(3)]
+    try:
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
+def test_plans_made_twice_at_once_are_forgotten_twice(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = dtorch.ones(4, device_mesh=MESH)
+    x + 1
+    key, entry = list(client.cache.items())[-1]
+    client.remember(
+        key, type(entry)(dtorch.Tensor, entry.plan, client.define(entry.plan), operator_of(torch.ops.aten.add.Tensor))
+    )
+    assert client.defined[entry.number][1] == 2 and client.evicted == [entry.number]
+
+
+def test_a_mesh_that_is_refused_is_refused_again(client: Client) -> None:
+    x = dtorch.ones(4, device_mesh=MESH)
+
+    def refuse(mesh: Any) -> None:
+        if len(mesh.ids) > 5:
+            raise MeshError("no such devices")
+
+    client.check_mesh = refuse
+    for _ in range(3):
+        with pytest.raises(MeshError):
+            x.redistribute(init_device_mesh("cpu", 7), [Shard(0)])
+    assert (x + 1).tolist() == [2.0] * 4
 
 
 def test_issuing_does_not_grow_with_the_mesh(client: Client) -> None:
@@ -209,6 +277,57 @@ def test_issuing_does_not_grow_with_the_mesh(client: Client) -> None:
         x + x
         client.flush()
         x + x
-        client.end_run()
-        sizes.append(len(client.outbox[-1].words))
+        sizes.append(len(client.take()[0][-1].words))
     assert len(set(sizes)) == 1
+
+
+@pytest.mark.parametrize("threshold", [7, 30])
+def test_finalisers_that_issue_operators_do_not_overtake_the_batch_under_way(client: Client, threshold: int) -> None:
+    x, plain, state = dtorch.zeros(4, device_mesh=MESH, placements=[Shard(0)]), torch.zeros(4), [0, ""]
+    y = x + 0
+
+    def collected(phase: str, info: Any) -> None:
+        nonlocal y
+        y = y + 1
+        state[0] += 1
+        if state[0] % 5 == 0:
+            client.flush()
+        if state[0] % 31 == 0:
+            try:
+                x.to_torch()
+            except UsageError as error:
+                state[1] = str(error)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(threshold, 1, 1)
+    try:
+        for i in range(200):
+            x.mul_(2).remainder_(11).add_(i)
+            plain.mul_(2).remainder_(11).add_(i)
+            if i % 40 == 0:
+                client.flush()
+    finally:
+        gc.callbacks.remove(collected)
+        gc.set_threshold(*before)
+    assert torch.equal(x.to_torch(), plain) and y.tolist() == [float(state[0])] * 4
+    assert not state[1] or "handed over" in state[1]
+
+
+def test_a_value_cannot_be_read_in_the_middle_of_a_batch(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = dtorch.ones(4, device_mesh=MESH)
+    submit = client.sink.submit
+
+    def inside(first: int, batch: list) -> None:
+        later.append(x + 1)
+        client.flush()
+        with pytest.raises(UsageError, match="handed over"):
+            x.to_torch()
+        submit(first, batch)
+
+    later: list = []
+    with monkeypatch.context() as patch:
+        patch.setattr(client.sink, "submit", inside)
+        x.mul_(3)
+        client.flush()
+    assert later[0].tolist() == [4.0] * 4

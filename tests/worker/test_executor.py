@@ -27,6 +27,7 @@ from dtorch.core.program import (
     Shutdown,
     Slot,
 )
+from dtorch.worker import executor as executor_module
 from dtorch.worker.executor import Executor
 from tests.worker.plans import ADD, ONE, sharded, single
 
@@ -235,3 +236,28 @@ def test_an_interrupt_keeps_the_books(executor: Executor) -> None:
     assert 2 not in executor.store and fetch(executor, 8) == [[4]]
     executor.submit(22, [call(7, [8], [10], [])])
     assert fetch(executor, 10) == [[-4]]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_an_interrupt_after_a_run_of_calls_spares_what_ran(executor: Executor, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    executor.submit(0, [put(1, [4.0]), single(6, "aten::neg.default", Slot(0))])
+    first, second = (Calls.of(*(Call(6, [h], [h + 1], []) for h in run)) for run in ((1, 2, 3), (11,)))
+
+    def run_calls(*args: Any) -> None:
+        real(*args)
+        if at == 0:
+            raise KeyboardInterrupt
+
+    real = executor_module.run_calls
+    monkeypatch.setattr(executor_module, "run_calls", run_calls)
+
+    def free(handles: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(executor.store, "free", free)
+    with pytest.raises(KeyboardInterrupt):
+        executor.submit(0, [first, *([Free([1])] if at else []), put(11, [6.0]), second])
+    monkeypatch.undo()
+    assert [fetch(executor, h) for h in (2, 3, 4)] == [[[-4]], [[4]], [[-4]]]
+    assert [f.sequence for f in executor.run(4, [Fetch(12)]).failures] == [3]

@@ -54,10 +54,16 @@ def test_the_default_dtype_is_the_worker_s_inside_and_the_client_s_after() -> No
     for inner, outer in ((torch.float64, torch.float32), (torch.float32, torch.float64)):
         torch.set_default_dtype(outer)
         try:
-            with isolated(inner):
+            with isolated(lambda inner=inner: inner):
                 assert (torch.arange(3) / 2).dtype == inner
-            with isolated(outer):
+            assert torch.get_default_dtype() is outer
+            own = [outer]
+            with isolated(lambda own=own: own[0]):
+                own[0] = inner
                 torch.set_default_dtype(inner)
             assert torch.get_default_dtype() is outer
+            with isolated(lambda outer=outer: outer):
+                torch.set_default_dtype(inner)  # the client, in another thread
+            assert torch.get_default_dtype() is inner
         finally:
             torch.set_default_dtype(torch.float32)

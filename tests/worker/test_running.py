@@ -43,6 +43,12 @@ def test_calls_run_in_order_with_their_numbers() -> None:
     assert [store[h][0].item() for h in (3, 4, 2**40)] == [11, 31, 46.5]
 
 
+def test_a_run_ends_with_the_place_after_it() -> None:
+    place, calls = [0, 0, 0], Calls.of(Call(5, [1, 1], [3], [2]), Call(5, [3, 1], [4], []))
+    run_calls(calls, place, {5: add}, store_of(v1=1.0))
+    assert place == [2, 14, 1] and list(calls.unpacked(*place[1:])) == []
+
+
 def test_an_error_leaves_the_place_at_its_call() -> None:
     store, place = store_of(v1=1.0, v2=2.0), [0, 0, 0]
     calls = Calls.of(Call(5, [1, 2], [3], [4]), Call(5, [9, 2], [4], [5]), Call(5, [1, 2], [6], [7]))
@@ -67,6 +73,26 @@ def test_an_unknown_plan_is_an_error_at_its_call() -> None:
 def test_words_that_are_no_calls_are_refused(words: list[int]) -> None:
     with pytest.raises((ValueError, IndexError, KeyError)):
         run_calls(Calls(array("q", words).tobytes(), [], 1), [0, 0, 0], {5: add}, store_of(v1=1.0))
+
+
+def test_bytes_that_are_no_words_are_refused() -> None:
+    with pytest.raises((ValueError, TypeError)):
+        run_calls(Calls(array("q", [5, 0, 1, 0, 3]).tobytes() + b"x", [], 1), [0, 0, 0], {5: add}, store_of(v1=1.0))
+
+
+@pytest.mark.parametrize("words", [[5, -4, 0, 0], [5, 0, -4, 0], [5, 0, 0, -1], [5, 0, 0, 1], [5, 1, 0, 0]])
+def test_words_that_are_no_calls_are_not_unpacked(words: list[int]) -> None:
+    with pytest.raises(ValueError):
+        list(Calls(array("q", words).tobytes(), [], 1).unpacked())
+
+
+@pytest.mark.parametrize(
+    "parts", [((0, -1, None),), ((1, -1, None),), ((9, 0, None),), ((3, 2, None), (0, 0, None)), ((-1, 0, 1),)]
+)
+def test_parts_that_are_none_are_refused(parts: tuple) -> None:
+    if C_MODULE is not None:
+        with pytest.raises(ValueError):
+            C_MODULE.Single(print, parts, None)
 
 
 def test_a_single_plan_takes_slots_scalars_constants_and_lists() -> None:

@@ -165,6 +165,8 @@ class Calls(msgspec.Struct, frozen=True, tag="calls", gc=False):
             plan, inputs, outputs, scalars = words[word : word + 4]
             word += 4
             middle, end = word + inputs, word + inputs + outputs
+            if min(inputs, outputs, scalars) < 0 or end > len(words) or scalar + scalars > len(self.scalars):
+                raise ValueError("a packed call is cut short")
             yield Call(plan, words[word:middle].tolist(), words[middle:end].tolist(), self.scalars[scalar : scalar + scalars])
             word, scalar = end, scalar + scalars
 

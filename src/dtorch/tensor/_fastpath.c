@@ -113,9 +113,13 @@ static PyObject *swapped(PyObject **field, PyObject *fresh) {
 
 /* Close the open run: its calls become one instruction of the outbox. Making a list may let other code run, the rest not. */
 static int end_run(Stream *self) {
-    PyObject *fresh = self->run_n ? PyList_New(0) : NULL;
+    PyObject *fresh = PyList_New(0);
     if (fresh == NULL)
-        return self->run_n ? -1 : 0;
+        return -1;
+    if (self->run_n == 0) {
+        Py_DECREF(fresh);
+        return 0;
+    }
     PyObject *words = PyBytes_FromStringAndSize((char *)self->words, self->words_n * sizeof *self->words);
     PyObject *count = PyLong_FromSsize_t(self->run_n), *scalars = swapped(&self->scalars, fresh);
     PyObject *parts[] = {words, scalars, count}, *calls = words && count ? PyObject_Vectorcall(g_calls, parts, 3, NULL) : NULL;
@@ -132,14 +136,15 @@ static PyObject *stream_end_run(Stream *self, PyObject *unused) {
 }
 
 static PyObject *stream_take(Stream *self, PyObject *unused) {
-    PyObject *outbox = PyList_New(0), *sites = PyList_New(0);
-    if (!outbox || !sites || end_run(self) < 0) {
-        Py_XDECREF(outbox); Py_XDECREF(sites);
+    PyObject *outbox = PyList_New(0), *sites = PyList_New(0), *taken = PyTuple_New(2);
+    if (!outbox || !sites || !taken || end_run(self) < 0) {
+        Py_XDECREF(outbox); Py_XDECREF(sites); Py_XDECREF(taken);
         return NULL;
     }
     self->batch_n = 0;
-    outbox = swapped(&self->outbox, outbox), sites = swapped(&self->sites, sites);
-    return Py_BuildValue("(NN)", outbox, sites);
+    PyTuple_SET_ITEM(taken, 0, swapped(&self->outbox, outbox));
+    PyTuple_SET_ITEM(taken, 1, swapped(&self->sites, sites));
+    return taken;
 }
 
 static PyObject *stream_take_freed(Stream *self, PyObject *unused) {
@@ -478,6 +483,8 @@ static int key_add_argument(Key *key, PyObject *a, PyObject *cls, int changing) 
 
 static int key_build(Key *key, Known *operator, PyObject *cls, PyObject *args, PyObject *kwargs) {
     int added = key_add(key, Py_NewRef(operator->key));
+    if (added == FITS)
+        added = key_add(key, Py_NewRef(cls)); /* wrappers are of it */
     for (Py_ssize_t i = 0; added == FITS && i < PyTuple_GET_SIZE(args); i++)
         added = key_add_argument(key, PyTuple_GET_ITEM(args, i), cls, operator->changing);
     PyObject *name, *a;
@@ -598,30 +605,44 @@ static PyObject *view_of(PyObject *cls, PyObject *out, Value *value, PyObject *b
     return made;
 }
 
-/* Call a plan and wrap what it makes. */
-static PyObject *called(Stream *stream, Ready *entry, Key *key, PyObject *cls, PyObject *args) {
-    long long handles[MOST_OUTPUTS];
-    Py_ssize_t n = PyTuple_GET_SIZE(entry->outs);
-    for (Py_ssize_t i = 0; i < n; i++)
-        handles[i] = stream->next++;
-    if (issue(stream, entry, key, handles) < 0)
-        return NULL;
-    PyObject *results = entry->bare ? NULL : PyTuple_New(n), *result = NULL;
-    if (results == NULL && !entry->bare)
-        return NULL;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *out = PyTuple_GET_ITEM(entry->outs, i);
-        Value *value = value_over((PyObject *)stream, handles[i]);
-        result = value == NULL ? NULL
-                 : entry->aliases ? view_of(cls, out, value, PyTuple_GET_ITEM(args, 0)) : wrapped(out, value);
-        if (result == NULL) {
-            Py_XDECREF(results);
-            return NULL;
-        }
-        if (results != NULL)
+/* Wrap one value of a plan; takes it over. */
+static PyObject *wrapped_one(Ready *entry, Value **values, Py_ssize_t i, PyObject *cls, PyObject *args) {
+    PyObject *out = PyTuple_GET_ITEM(entry->outs, i);
+    Value *value = values[i];
+    values[i] = NULL;
+    return entry->aliases ? view_of(cls, out, value, PyTuple_GET_ITEM(args, 0)) : wrapped(out, value);
+}
+
+/* Wrap values as the result of a plan; those that it takes over become NULL. */
+static PyObject *wrapped_all(Ready *entry, Value **values, Py_ssize_t n, PyObject *cls, PyObject *args) {
+    if (entry->bare)
+        return wrapped_one(entry, values, 0, cls, args);
+    PyObject *results = PyTuple_New(n);
+    for (Py_ssize_t i = 0; results != NULL && i < n; i++) {
+        PyObject *result = wrapped_one(entry, values, i, cls, args);
+        if (result == NULL)
+            Py_CLEAR(results);
+        else
             PyTuple_SET_ITEM(results, i, result);
     }
-    return entry->bare ? result : results;
+    return results;
+}
+
+/* Call a plan and wrap what it makes. The values come first, for handing over may raise, and what was made must be freed then. */
+static PyObject *called(Stream *stream, Ready *entry, Key *key, PyObject *cls, PyObject *args) {
+    long long handles[MOST_OUTPUTS];
+    Value *values[MOST_OUTPUTS] = {NULL};
+    Py_ssize_t n = PyTuple_GET_SIZE(entry->outs);
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < n; i++) {
+        handles[i] = stream->next++;
+        failed = (values[i] = value_over((PyObject *)stream, handles[i])) == NULL;
+    }
+    failed = failed || issue(stream, entry, key, handles) < 0;
+    PyObject *result = failed ? NULL : wrapped_all(entry, values, n, cls, args);
+    for (Py_ssize_t i = 0; i < n; i++)
+        Py_XDECREF(values[i]);
+    return result;
 }
 
 static Known *operator_of(PyObject *func) {
@@ -641,9 +662,9 @@ static int same_dtype(Stream *stream) {
 }
 
 /* dispatch(cls, func, types, args=(), kwargs=None) */
-static PyObject *dispatch(PyObject *module, PyObject *const *a, Py_ssize_t n) {
+static PyObject *dispatch(PyObject *module, PyObject *const *a, Py_ssize_t n, PyObject *names) {
     PyObject *cls = n > 0 ? a[0] : NULL, *args = n > 3 ? a[3] : NULL, *kwargs = n > 4 && a[4] != Py_None ? a[4] : NULL;
-    if (g_current == NULL || cls != g_class || args == NULL || !PyTuple_CheckExact(args))
+    if (g_current == NULL || names != NULL || cls != g_class || args == NULL || !PyTuple_CheckExact(args))
         goto slow;
     int usual = same_dtype((Stream *)g_current);
     if (usual < 0)
@@ -669,12 +690,14 @@ static PyObject *dispatch(PyObject *module, PyObject *const *a, Py_ssize_t n) {
         return NULL;
     if (entry == NULL || !entry->simple || PyTuple_GET_SIZE(entry->outs) > MOST_OUTPUTS)
         goto slow;
-    Py_INCREF(entry); /* the cache may forget it while the batch is handed over */
+    Py_INCREF(entry); /* the cache may forget it while the batch is handed over, and the session may end */
+    Py_INCREF(stream);
     PyObject *result = called(stream, entry, &key, cls, args);
+    Py_DECREF(stream);
     Py_DECREF(entry);
     return result;
 slow:
-    return PyObject_Vectorcall(g_slow, a, n, NULL);
+    return PyObject_Vectorcall(g_slow, a, n, names);
 }
 
 static PyObject *set_current(PyObject *module, PyObject *stream) {
@@ -714,7 +737,7 @@ static PyObject *bind(PyObject *module, PyObject *args, PyObject *kwargs) {
 
 static PyMethodDef functions[] = {
     {"bind", (PyCFunction)(void (*)(void))bind, METH_VARARGS | METH_KEYWORDS, "Hand over what this module needs of Python."},
-    {"dispatch", (PyCFunction)(void (*)(void))dispatch, METH_FASTCALL, "Issue one operator call and wrap its results."},
+    {"dispatch", (PyCFunction)(void (*)(void))dispatch, METH_FASTCALL | METH_KEYWORDS, "Issue one operator call and wrap its results."},
     {"set_current", set_current, METH_O, "Make a stream the one that calls go to; None for none."},
     {NULL},
 };

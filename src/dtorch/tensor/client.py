@@ -5,13 +5,14 @@ The client never computes. It may run far ahead of the workers; only ``request``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import torch
 
-from ..core.errors import RemoteError, SessionClosedError, four_parts
+from ..core.errors import RemoteError, SessionClosedError, UsageError, four_parts
 from ..core.mesh import DeviceMesh
 from ..core.program import (
     Barrier,
@@ -80,9 +81,12 @@ class Client(Stream):
         # Numbers by the text of a definition, and for each number its text and how many plans share it.
         self.numbers: dict[bytes, int] = {}
         self.defined: dict[int, list[Any]] = {}
+        # Who has found a plan may not have called it yet when it is evicted: workers forget it one eviction later.
+        self.evicted: list[int] = []
         self.planned = 0
         self.calls = 0
         self.closed = False
+        self.handing = False
 
     def define(self, plan: Plan) -> int:
         """Teach workers a plan; returns its number. Plans that differ only in global shapes are one to them."""
@@ -91,20 +95,26 @@ class Client(Stream):
             self.planned += 1
             number = self.numbers.get(text)
             if number is None:
-                number = self.numbers[text] = self.next_plan
-                self.next_plan += 1
+                # A refused mesh leaves nothing behind, so that it is refused again.
                 for mesh in plan.define.meshes:
                     self.check_mesh(mesh)
+                number = self.next_plan
+                self.next_plan += 1
                 self.emit(msgspec.structs.replace(plan.define, plan=number))
-                self.defined[number] = [text, 0]
+                self.numbers[text], self.defined[number] = number, [text, 0]
             self.defined[number][1] += 1
         return number
 
     def remember(self, key: tuple, entry: Any) -> None:
         """Keep a plan (anything with its ``number``) for the next call of this key."""
-        if len(self.cache) >= CACHE_LIMIT:
-            self.forget([self.cache.pop(old).number for old in list(self.cache)[: CACHE_LIMIT // 4]])
-        self.cache[key] = entry
+        with self.lock:
+            if len(self.cache) >= CACHE_LIMIT:
+                self.forget(self.evicted)
+                self.evicted = [self.cache.pop(old).number for old in list(self.cache)[: CACHE_LIMIT // 4]]
+            if key in self.cache:
+                # Another thread made the same plan meanwhile.
+                self.evicted.append(self.cache[key].number)
+            self.cache[key] = entry
 
     def drop(self, firsts: Collection[Any]) -> None:
         """Forget the plans whose keys begin with any of these."""
@@ -113,6 +123,8 @@ class Client(Stream):
 
     def follow_default_dtype(self) -> None:
         """Let what follows run under the default dtype that is set now, and be planned for it."""
+        # It begins a batch: nothing of the old dtype runs with it.
+        self.flush()
         with self.lock:
             self.default_dtype = torch.get_default_dtype()
             self.cache = self.caches.setdefault(self.default_dtype, {})
@@ -124,7 +136,7 @@ class Client(Stream):
             self.defined[number][1] -= 1
         unused = [number for number in dict.fromkeys(numbers) if not self.defined[number][1]]
         for number in unused:
-            del self.numbers[self.defined.pop(number)[0]]
+            self.numbers.pop(self.defined.pop(number)[0], None)
         if unused:
             self.emit(Forget(unused))
 
@@ -144,9 +156,12 @@ class Client(Stream):
             self.outbox.append(instruction)
 
     def flush(self) -> None:
-        """Hand the batch over."""
+        """Hand the batch over. From within a hand-over it does nothing: what was issued meanwhile comes after that batch."""
         with self.lock:
-            self.sink.submit(*self._take())
+            if self.handing:
+                return
+            with self._hand_over():
+                self.sink.submit(*self._take())
         if self.synchronous or len(self.history) >= BARRIER_EVERY:
             self.request(Barrier())
 
@@ -183,7 +198,19 @@ class Client(Stream):
     def send(self, instruction: Instruction, site: Site = None) -> PendingReply:
         """Issue an instruction that is answered; the caller settles the reply."""
         with self.lock:
-            return self.sink.request(*self._take(instruction, site))
+            if self.handing:
+                raise _busy_error(instruction)
+            with self._hand_over():
+                return self.sink.request(*self._take(instruction, site))
+
+    @contextmanager
+    def _hand_over(self) -> Iterator[None]:
+        # A finaliser or a signal handler may issue operators at any point, and none may overtake the batch under way.
+        self.handing = True
+        try:
+            yield
+        finally:
+            self.handing = False
 
     def settle(self, reply: Reply) -> Any:
         """The result of a reply.
@@ -279,6 +306,17 @@ def closed_error() -> SessionClosedError:
             "a tensor's data lives as long as its session",
             "the operator on your line",
             "read what you need with to_torch() before dtorch.shutdown(), and make tensors anew after it",
+        )
+    )
+
+
+def _busy_error(instruction: Instruction) -> UsageError:
+    return UsageError(
+        four_parts(
+            f"{type(instruction).__name__} while a batch is handed over",
+            "a finaliser or signal handler may run in the middle of a batch, where no value can be waited for",
+            "the __del__ method, callback or handler that reads a value",
+            "keep the tensor there, and read it later from the program itself",
         )
     )
 

@@ -1,6 +1,6 @@
 """The hot path: from an operator call to one ``Call`` instruction and the wrappers of its results.
 
-A plan is found by (operator, specs, static arguments). Everything that is not a plain planned call, such as reading a
+A plan is found by (operator, class, specs, static arguments). Everything that is not a plain planned call, such as reading a
 value, list operators or a mixed-in plain tensor, is handled by functions registered by operator (see ``special.py``).
 """
 
@@ -116,13 +116,14 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str
         return _mixed(cls, func, args, kwargs or {})
     key, handles, scalars = flat
     entry: Entry = client.cache.get(key) or plan(client, operator, key, args, kwargs or {})
-    frame = _frame(1)
-    site = current_site() if is_library(frame.f_code.co_filename) else (frame.f_code, frame.f_lasti)
+    # A thread of the autograd engine has no caller in Python.
+    frame = _frame().f_back
+    site = current_site() if frame is None or is_library(frame.f_code.co_filename) else (frame.f_code, frame.f_lasti)
     if not (entry.simple and entry.bare):
         return finish(cls, client, operator, entry, Call(entry.number, handles, [], scalars), site, args, kwargs or {})
-    handle = client.new_handle()
-    client.call(Call(entry.number, handles, [handle], scalars), site, entry.nbytes)
-    (spec, sizes, options), value = entry.outs[0], Value(client, handle)
+    # The value comes first, for handing over may raise, and what was made must be freed then.
+    (spec, sizes, options), value = entry.outs[0], Value(client, client.new_handle())
+    client.call(Call(entry.number, handles, [value.handle], scalars), site, entry.nbytes)
     if entry.aliases:
         value.group = args[0]._value.shared_group()
         return wrap(cls, spec, value, args[0])
@@ -239,7 +240,7 @@ def flatten_call(
     cls: type, client: Client, operator: Operator, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[tuple, list[int], list[Any]] | None:
     """Key, input handles and changing numbers of a call; None when a plain tensor is among its arguments."""
-    key: list[Any] = [operator.key]
+    key: list[Any] = [operator.key, cls]
     handles: list[int] = []
     scalars: list[Any] = []
     for a in args if not kwargs else (*args, *kwargs, *kwargs.values()):

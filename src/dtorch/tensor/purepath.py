@@ -23,7 +23,7 @@ class Stream:
     """The calls that were issued and not handed over yet.
 
     Attributes:
-        outbox: instructions; the calls after the last of them are in the open run.
+        outbox: instructions, and ended runs of calls; the calls after the last of them are in the open run.
         sites: for each call, the code object and the last instruction of the line that issued it, one after the other.
         freed: handles of values that died.
         default_dtype: the default dtype that calls are issued under.
@@ -55,8 +55,10 @@ class Stream:
         with self.lock:
             if self.freed and (nbytes >= self.large_nbytes or len(self.freed) >= self.free_limit):
                 self.free_early(nbytes)
-            self._run.append(Call(plan, inputs, outputs, scalars))
-            self.sites += (code, lasti)
+            # What is made may let a finaliser issue calls, so it is made before anything is changed.
+            call, site = Call(plan, inputs, outputs, scalars), (code, lasti)
+            self._run.append(call)
+            self.sites += site
             self.room -= nbytes
             self._batch += 1
             if self.room < 0 or self._batch >= self.batch_limit:
@@ -64,16 +66,21 @@ class Stream:
 
     def end_run(self) -> None:
         """Make the calls so far one instruction of the outbox."""
+        fresh: list[Call] = []
         if self._run:
-            self.outbox.append(Calls.of(*self._run))
-            self._run = []
+            # It is packed once it is taken: packing takes a while, in which a finaliser may issue more.
+            self._run, ended = fresh, self._run
+            self.outbox.append(ended)
 
     def take(self) -> tuple[list[Any], list[Any]]:
         """The batch and its sites, replaced by empty ones."""
+        outbox: list[Any] = []
+        sites: list[Any] = []
         self.end_run()
-        taken = self.outbox, self.sites
-        self.outbox, self.sites, self._batch = [], [], 0
-        return taken
+        self.outbox, outbox = outbox, self.outbox
+        self.sites, sites = sites, self.sites
+        self._batch = 0
+        return [Calls.of(*i) if type(i) is list else i for i in outbox], sites
 
     def take_freed(self) -> list[int]:
         """What has been freed, replaced by an empty list."""

@@ -68,7 +68,8 @@ static PyObject *single_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     }
     self->fn = Py_NewRef(fn);
     self->names = names == Py_None ? NULL : Py_NewRef(names);
-    for (Py_ssize_t i = 0, inner = 0; i < PyTuple_GET_SIZE(parts); i++) {
+    Py_ssize_t inner = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(parts); i++) {
         Part *part = &self->parts[self->parts_n];
         PyObject *value;
         if (!PyArg_ParseTuple(PyTuple_GET_ITEM(parts, i), "inO", &part->kind, &part->index, &value)) {
@@ -77,6 +78,11 @@ static PyObject *single_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         }
         part->value = Py_NewRef(value);
         self->parts_n++;
+        if (part->index < 0 || part->kind < SLOT || part->kind > LIST || (inner && part->kind == LIST)) {
+            PyErr_SetString(PyExc_ValueError, "a part of a plan that is none");
+            Py_DECREF(self);
+            return NULL;
+        }
         if (inner)
             inner--;
         else {
@@ -84,7 +90,7 @@ static PyObject *single_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
             inner = part->kind == LIST ? part->index : 0;
         }
     }
-    if (self->arguments_n > MOST_ARGUMENTS || (self->names && PyTuple_GET_SIZE(self->names) > self->arguments_n)) {
+    if (inner || self->arguments_n > MOST_ARGUMENTS || (self->names && PyTuple_GET_SIZE(self->names) > self->arguments_n)) {
         PyErr_SetString(PyExc_ValueError, "arguments of an operator do not fit");
         Py_DECREF(self);
         return NULL;
@@ -296,8 +302,8 @@ static int note(PyObject *place, Py_ssize_t number, Py_ssize_t word, Py_ssize_t 
     return 0;
 }
 
-/* run_calls(words, scalars, place, plans, store, Call): run from a place [call, word, scalar] on. An error is raised with the
-   place at the call that failed. */
+/* run_calls(words, scalars, place, plans, store, Call): run from a place [call, word, scalar] on. It ends with the place after
+   the last call; an error is raised with the place at the call that failed. */
 static PyObject *run_calls(PyObject *module, PyObject *args) {
     Py_buffer buffer;
     PyObject *scalars, *place, *plans, *store, *call_class;
@@ -307,9 +313,9 @@ static PyObject *run_calls(PyObject *module, PyObject *args) {
         return NULL;
     const long long *words = buffer.buf;
     Py_ssize_t words_n = buffer.len / (Py_ssize_t)sizeof *words;
-    int failed = PyList_GET_SIZE(place) != 3;
+    int failed = PyList_GET_SIZE(place) != 3 || buffer.len % (Py_ssize_t)sizeof *words;
     if (failed)
-        PyErr_SetString(PyExc_ValueError, "a place is [call, word, scalar]");
+        PyErr_SetString(PyExc_ValueError, "a place is [call, word, scalar], and words have 64 bits");
     else {
         number = PyLong_AsSsize_t(PyList_GET_ITEM(place, 0)), word = PyLong_AsSsize_t(PyList_GET_ITEM(place, 1));
         scalar = PyLong_AsSsize_t(PyList_GET_ITEM(place, 2));
@@ -333,6 +339,7 @@ static PyObject *run_calls(PyObject *module, PyObject *args) {
         }
         number++, word += 4 + at[1] + at[2], scalar += at[3];
     }
+    failed = failed || note(place, number, word, scalar) < 0;
     PyBuffer_Release(&buffer);
     if (failed)
         return NULL;

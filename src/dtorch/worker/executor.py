@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -54,12 +55,12 @@ class Executor:
 
     def submit(self, first: int, batch: list[Instruction]) -> None:
         """Run a batch whose first Call or Draw has sequence number ``first``; failures wait for the next reply."""
-        with isolated(self._default_dtype):
+        with self._alone(batch):
             self._execute(first, batch)
 
     def run(self, first: int, batch: list[Instruction]) -> Reply:
         """Run a batch and answer its last instruction, with every failure since the last reply."""
-        with isolated(self._default_dtype):
+        with self._alone(batch):
             result = self._execute(first, batch)
         failures, self._failures = self._failures, []
         if isinstance(result, Poison):
@@ -72,6 +73,12 @@ class Executor:
         self.store.clear()
         self._plans.clear()
         self._runs.clear()
+
+    def _alone(self, batch: list[Instruction]) -> AbstractContextManager[None]:
+        # A new default dtype is in force at once, lest a client in another thread see the old one.
+        if batch and isinstance(batch[0], DefaultDtype):
+            self._default_dtype = getattr(torch, batch[0].dtype)
+        return isolated(lambda: self._default_dtype)
 
     def _execute(self, first: int, batch: list[Instruction]) -> Any:
         result, done, place, sequence = None, 0, [0, 0, 0], first

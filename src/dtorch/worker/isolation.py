@@ -6,7 +6,7 @@ mode, a torch function or dispatch mode. All of these have had their say when th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -14,16 +14,21 @@ from torch.utils._python_dispatch import _disable_current_modes, _len_torch_disp
 
 
 @contextmanager
-def isolated(default_dtype: torch.dtype = torch.float32) -> Iterator[None]:
-    """No gradients, inference mode, autocast, torch function modes or dispatch modes inside, and a default dtype of its own."""
+def isolated(own_dtype: Callable[[], torch.dtype] = lambda: torch.float32) -> Iterator[None]:
+    """No gradients, inference mode, autocast, torch function modes or dispatch modes inside, and a default dtype of its own.
+
+    Args:
+        own_dtype: the default dtype inside, which may change meanwhile.
+    """
     outer = torch.get_default_dtype()
-    if outer is not default_dtype:
-        torch.set_default_dtype(default_dtype)
+    if outer is not own_dtype():
+        torch.set_default_dtype(own_dtype())
     try:
         with _no_modes():
             yield
     finally:
-        if torch.get_default_dtype() is not outer:
+        # The whole process has one default dtype: what a client in another thread has set meanwhile stays.
+        if torch.get_default_dtype() is own_dtype() is not outer:
             torch.set_default_dtype(outer)
 
 

@@ -20,7 +20,7 @@ fastrun: Any = compiled("dtorch.worker._fastrun")
 
 
 def run_calls(calls: Calls, place: Place, plans: Plans, store: Store) -> None:
-    """Run calls from a place on. An error is raised with the place at the call that failed."""
+    """Run calls from a place on, which ends after the last; an error is raised with the place at the call that failed."""
     if fastrun is not None:
         fastrun.run_calls(calls.words, calls.scalars, place, plans, store, Call)
         return
