@@ -123,7 +123,8 @@ def test_table_names_every_composite_with_out() -> None:
             func = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
             if func is not None and any(a.is_out for a in schema_of(func).arguments) and functional_of(func) is not None:
                 found.add(f"{packet}.{overload}")
-    assert found == set(OUT.split())
+    # Of these two PyTorch's own writes something else to out= than it returns without.
+    assert found - {"fft_ihfft2.out", "fft_ihfftn.out"} == set(OUT.split())
 
 
 @pytest.mark.parametrize("where", [torch.tensor([1, 3]), torch.tensor(3)], ids=["indices", "sections"])

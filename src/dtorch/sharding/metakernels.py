@@ -115,7 +115,33 @@ def _power(func: Callable[..., Any], outs: tuple[OutMeta, ...], args: tuple, kwa
     return outs
 
 
+def _columns_of(number: int) -> Correct:
+    """On the CPU one output is laid out by columns, where the meta kernel says rows."""
+
+    def correct(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
+        out = outs[number]
+        if args[0].mesh.device_type != "cpu" or len(out.shape) < 2:
+            return outs
+        return (*outs[:number], OutMeta(out.shape, _by_columns(out.shape), out.dtype), *outs[number + 1 :])
+
+    return correct
+
+
+def _by_columns(shape: Sequence[int]) -> tuple[int, ...]:
+    """Stride of a batch of matrices that lie column by column."""
+    *outer, columns, rows = contiguous_stride([*shape[:-2], shape[-1], shape[-2]])
+    return (*outer, rows, columns)
+
+
+def _reflectors(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A QR factorisation's parts as LAPACK gives them; it has no meta kernel."""
+    factors = self.new_empty_strided(self.shape, _by_columns(self.shape))
+    return factors, self.new_empty((*self.shape[:-2], min(self.shape[-2:])))
+
+
 CORRECTIONS: dict[str, Correct] = {
+    "aten::_linalg_svd": _columns_of(2),
+    "aten::linalg_eig": _columns_of(1),
     "aten::native_layer_norm": _batch_statistics,
     "aten::native_group_norm": _statistics,
     "aten::_native_batch_norm_legit": _batch_statistics,
@@ -128,6 +154,8 @@ CORRECTIONS: dict[str, Correct] = {
 
 STAND_INS: dict[str, Callable[..., Any]] = {
     "aten::nansum": _nansum,
+    "aten::_linalg_check_errors": lambda info, api_name, *, is_matrix: None,
+    "aten::geqrf": _reflectors,
     "aten::_grouped_mm": _grouped_product,
     "aten::nll_loss_forward": _likelihood(_aten.nll_loss_forward.default),
     "aten::nll_loss_backward": _likelihood(_aten.nll_loss_backward.default),

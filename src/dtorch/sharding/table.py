@@ -12,6 +12,7 @@ from .rule import Rule, Table
 from .rules import (
     attention,
     batch_norm,
+    batched,
     classification,
     convolution,
     creation,
@@ -33,6 +34,7 @@ from .rules import (
     shapes,
     slicing,
     softmax,
+    spectral,
     spreading,
     statistics,
 )
@@ -63,6 +65,8 @@ FAMILIES: tuple[Table, ...] = (
     random.TABLE,
     convolution.TABLE,
     pooling.TABLE,
+    batched.TABLE,
+    spectral.TABLE,
 )
 _custom: dict[str, Rule] = {}
 

@@ -62,7 +62,7 @@ OUT = """
     absolute.out arccos.out arccosh.out arcsin.out arcsinh.out arctan.out arctan2.out arctanh.out argsort.stable_out
     chain_matmul.out clip.Tensor_out clip.out column_stack.out concat.out concatenate.out cross.out diag.out diff.out
     divide.out divide.out_mode dstack.out fft_fft.out fft_fft2.out fft_fftn.out fft_hfft.out fft_hfft2.out fft_hfftn.out
-    fft_ifft.out fft_ifft2.out fft_ifftn.out fft_ihfft.out fft_ihfft2.out fft_ihfftn.out fft_irfft.out fft_irfft2.out
+    fft_ifft.out fft_ifft2.out fft_ifftn.out fft_ihfft.out fft_irfft.out fft_irfft2.out
     fft_irfftn.out fft_rfft.out fft_rfft2.out fft_rfftn.out fix.out float_power.Scalar_out float_power.Tensor_Scalar_out
     float_power.Tensor_Tensor_out frobenius_norm.out ger.out greater.Scalar_out greater.Tensor_out
     greater_equal.Scalar_out greater_equal.Tensor_out hstack.out inner.out inverse.out kron.out less.Scalar_out
@@ -83,7 +83,11 @@ OUT = """
     special_xlogy.other_scalar_out special_xlogy.out special_xlogy.self_scalar_out square.out std.out subtract.out svd.U
     take_along_dim.out tensordot.out thnn_conv2d.out true_divide.out var.out vstack.out
 """
-"""Composites with ``out=``, by name and overload: every one that has a functional form."""
+"""Composites with ``out=``, by name and overload: every one that has a functional form, but for two.
+
+PyTorch's ``fft_ihfft2`` and ``fft_ihfftn`` leave the conjugation out where they write to ``out=`` along one dim. As on plain
+tensors, so here.
+"""
 
 OTHERS: dict[str, Kernel] = {
     "tensor_split.tensor_indices_or_sections": split_at,
