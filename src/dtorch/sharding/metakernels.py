@@ -115,6 +115,21 @@ def _power(func: Callable[..., Any], outs: tuple[OutMeta, ...], args: tuple, kwa
     return outs
 
 
+def _bags(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
+    """What the CPU's kernels give beside the bags depends on dtype, layout and mode: asked of them, with a table of one row."""
+    if args[0].mesh.device_type != "cpu":
+        return outs
+
+    def blank(spec: Spec) -> torch.Tensor:
+        if spec is args[0]:
+            return torch.zeros(1, spec.shape[1], dtype=spec.dtype)
+        return torch.zeros(spec.shape, dtype=spec.dtype)
+
+    with torch.no_grad():
+        results = func(*replace_leaves(args, Spec, blank), **replace_leaves(kwargs, Spec, blank))
+    return tuple(OutMeta(t.shape, t.stride(), t.dtype) for t in results)
+
+
 def _columns_of(number: int) -> Correct:
     """On the CPU one output is laid out by columns, where the meta kernel says rows."""
 
@@ -139,7 +154,19 @@ def _reflectors(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return factors, self.new_empty((*self.shape[:-2], min(self.shape[-2:])))
 
 
+def _bin_edges(self: torch.Tensor, bins: Sequence[int], **kwargs: Any) -> list[torch.Tensor]:
+    """The edges of bins, one row for each dim; they have no meta kernel."""
+    return [self.new_empty(n + 1) for n in bins]
+
+
+def _bin_counts(self: torch.Tensor, bins: Sequence[Any], **kwargs: Any) -> torch.Tensor:
+    """Counts of bins that are given by number or by their edges."""
+    return self.new_empty([n if isinstance(n, int) else n.shape[0] - 1 for n in bins])
+
+
 CORRECTIONS: dict[str, Correct] = {
+    "aten::_embedding_bag": _bags,
+    "aten::_embedding_bag_forward_only": _bags,
     "aten::_linalg_svd": _columns_of(2),
     "aten::linalg_eig": _columns_of(1),
     "aten::native_layer_norm": _batch_statistics,
@@ -155,6 +182,9 @@ CORRECTIONS: dict[str, Correct] = {
 STAND_INS: dict[str, Callable[..., Any]] = {
     "aten::nansum": _nansum,
     "aten::_linalg_check_errors": lambda info, api_name, *, is_matrix: None,
+    "aten::_histogramdd_bin_edges": _bin_edges,
+    "aten::_histogramdd_from_bin_cts": _bin_counts,
+    "aten::_histogramdd_from_bin_tensors": _bin_counts,
     "aten::geqrf": _reflectors,
     "aten::_grouped_mm": _grouped_product,
     "aten::nll_loss_forward": _likelihood(_aten.nll_loss_forward.default),

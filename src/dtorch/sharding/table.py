@@ -16,6 +16,7 @@ from .rules import (
     classification,
     convolution,
     creation,
+    distances,
     embedding,
     group_norm,
     indexing,
@@ -67,6 +68,7 @@ FAMILIES: tuple[Table, ...] = (
     pooling.TABLE,
     batched.TABLE,
     spectral.TABLE,
+    distances.TABLE,
 )
 _custom: dict[str, Rule] = {}
 
