@@ -164,6 +164,32 @@ def _bin_counts(self: torch.Tensor, bins: Sequence[Any], **kwargs: Any) -> torch
     return self.new_empty([n if isinstance(n, int) else n.shape[0] - 1 for n in bins])
 
 
+def _where(condition: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """Bytes, which the kernels take for truth, and the meta kernel refuses."""
+    return _aten.where(condition.bool(), *rest)
+
+
+def _picked(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Indexing by bytes, which count as a mask."""
+
+    def stand_in(self: torch.Tensor, indices: Sequence[Any], *rest: Any, **kwargs: Any) -> Any:
+        masks = [i.bool() if isinstance(i, torch.Tensor) and i.dtype == torch.uint8 else i for i in indices]
+        return func(self, masks, *rest, **kwargs)
+
+    return stand_in
+
+
+def _shifted(packet: Any) -> Callable[..., Any]:
+    """Booleans shifted count as numbers, which the meta kernel refuses: the result is as a sum's."""
+
+    def stand_in(self: Any, other: Any) -> torch.Tensor:
+        dtypes = [t.dtype for t in (self, other) if isinstance(t, torch.Tensor)]
+        mixed = torch.bool in dtypes and torch.result_type(self, other) != torch.bool
+        return torch.add(self, other) if mixed else packet(self, other)
+
+    return stand_in
+
+
 CORRECTIONS: dict[str, Correct] = {
     "aten::_embedding_bag": _bags,
     "aten::_embedding_bag_forward_only": _bags,
@@ -185,6 +211,14 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "aten::_histogramdd_bin_edges": _bin_edges,
     "aten::_histogramdd_from_bin_cts": _bin_counts,
     "aten::_histogramdd_from_bin_tensors": _bin_counts,
+    "aten::where": _where,
+    "aten::index": _picked(_aten.index.Tensor),
+    "aten::__lshift__": _shifted(_aten.__lshift__),
+    "aten::__rshift__": _shifted(_aten.__rshift__),
+    "aten::bitwise_left_shift": _shifted(_aten.bitwise_left_shift),
+    "aten::bitwise_right_shift": _shifted(_aten.bitwise_right_shift),
+    "aten::_embedding_bag": _likelihood(_aten._embedding_bag.default),
+    "aten::_embedding_bag_forward_only": _likelihood(_aten._embedding_bag_forward_only.default),
     "aten::geqrf": _reflectors,
     "aten::_grouped_mm": _grouped_product,
     "aten::nll_loss_forward": _likelihood(_aten.nll_loss_forward.default),
