@@ -134,3 +134,13 @@ def test_norm_and_variance_send_numbers_and_not_the_tensor() -> None:
     not_replicated(lambda x: x.norm(), x, at_most_nbytes=6 * 4)
     not_replicated(lambda x: x.var(0), x, at_most_nbytes=2 * 6 * 8 * 4)
     not_replicated(lambda x: x.logsumexp(0), x, at_most_nbytes=2 * 6 * 8 * 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("order", [0, 1, 2, 3, -2, INF, -INF])
+def test_norms_of_dims_of_length_one(order: float, dtype: torch.dtype) -> None:
+    def norms(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.linalg.vector_norm(x, order, dims, kept) for dims in (0, 1, (0, 1), None) for kept in (False, True)]
+
+    for shape in ((2, 1), (1, 5), (1, 1)):
+        check(norms, values(*shape, seed=3).to(dtype), partial=(), limit=15, meshes=((2,), (4,), (2, 2)))

@@ -160,12 +160,25 @@ def draws(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
 @cache
 def functional_of(func: OpOverload) -> OpOverload | None:
     """The overload that computes the same without writing to its arguments, or None."""
+    return _unwriting(func, ())
+
+
+@cache
+def factory_of(func: OpOverload) -> OpOverload | None:
+    """The overload that makes, in a dtype and at a place to be told, what this one writes to ``out=``; or None."""
+    return _unwriting(func, ("dtype", "layout", "device", "pin_memory"))
+
+
+def _unwriting(func: OpOverload, more: Sequence[str]) -> OpOverload | None:
+    """The overload of the same arguments, but for ``out=`` and some more, that writes nothing."""
     schema = schema_of(func)
     namespace, name = schema.name.split("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     wanted = [str(a.type) for a in schema.arguments if not a.is_out]
     for overload in packet.overloads() if packet is not None else ():
         candidate = getattr(packet, overload)
-        if not written_args(candidate) and [str(a.type) for a in schema_of(candidate).arguments] == wanted:
+        given = schema_of(candidate).arguments
+        names = {a.name for a in given}
+        if not written_args(candidate) and names >= {*more} and [str(a.type) for a in given if a.name not in more] == wanted:
             return candidate
     return None

@@ -9,7 +9,8 @@ import torch
 from torch._ops import OpOverload
 
 from ..core.spec import Spec
-from .call import OutMeta, has_out, leaves, replace_leaves, schema_of
+from .call import OutMeta, has_out, leaves, operator_name, replace_leaves, schema_of
+from .layouts import check_dense, is_dense, not_dense
 from .metakernels import CORRECTIONS, STAND_INS
 
 _DYNAMIC_TAGS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
@@ -23,8 +24,10 @@ def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tupl
     Returns None when the outputs depend on data, or no meta kernel exists: then only a run can tell.
 
     Raises:
+        UsageError: the result would not be dense.
         Whatever PyTorch raises for arguments that do not fit, at once and in its own words.
     """
+    check_dense(func, args, kwargs)
     if _is_dynamic(func):
         return None
     # An ``out=`` argument may be resized, and the meta tensor of a spec is shared.
@@ -42,7 +45,10 @@ def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tupl
         if "meta tensor" in str(error) or "Meta" in str(error):
             return None
         raise
-    outs = tuple(OutMeta(t.shape, t.stride(), t.dtype) for t in leaves(result, torch.Tensor))
+    made = leaves(result, torch.Tensor)
+    if not all(map(is_dense, made)):
+        raise not_dense(operator_name(func))
+    outs = tuple(OutMeta(t.shape, t.stride(), t.dtype) for t in made)
     correct = CORRECTIONS.get(schema_of(func).name)
     outs = outs if correct is None else correct(func, outs, args, kwargs)
     return outs, replace_leaves(result, torch.Tensor, lambda _: ...)

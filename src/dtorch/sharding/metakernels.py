@@ -115,7 +115,86 @@ def _power(func: Callable[..., Any], outs: tuple[OutMeta, ...], args: tuple, kwa
     return outs
 
 
+def _bags(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
+    """What the CPU's kernels give beside the bags depends on dtype, layout and mode: asked of them, with a table of one row."""
+    if args[0].mesh.device_type != "cpu":
+        return outs
+
+    def blank(spec: Spec) -> torch.Tensor:
+        if spec is args[0]:
+            return torch.zeros(1, spec.shape[1], dtype=spec.dtype)
+        return torch.zeros(spec.shape, dtype=spec.dtype)
+
+    with torch.no_grad():
+        results = func(*replace_leaves(args, Spec, blank), **replace_leaves(kwargs, Spec, blank))
+    return tuple(OutMeta(t.shape, t.stride(), t.dtype) for t in results)
+
+
+def _columns_of(number: int) -> Correct:
+    """On the CPU one output is laid out by columns, where the meta kernel says rows."""
+
+    def correct(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
+        out = outs[number]
+        if args[0].mesh.device_type != "cpu" or len(out.shape) < 2:
+            return outs
+        return (*outs[:number], OutMeta(out.shape, _by_columns(out.shape), out.dtype), *outs[number + 1 :])
+
+    return correct
+
+
+def _by_columns(shape: Sequence[int]) -> tuple[int, ...]:
+    """Stride of a batch of matrices that lie column by column."""
+    *outer, columns, rows = contiguous_stride([*shape[:-2], shape[-1], shape[-2]])
+    return (*outer, rows, columns)
+
+
+def _reflectors(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A QR factorisation's parts as LAPACK gives them; it has no meta kernel."""
+    factors = self.new_empty_strided(self.shape, _by_columns(self.shape))
+    return factors, self.new_empty((*self.shape[:-2], min(self.shape[-2:])))
+
+
+def _bin_edges(self: torch.Tensor, bins: Sequence[int], **kwargs: Any) -> list[torch.Tensor]:
+    """The edges of bins, one row for each dim; they have no meta kernel."""
+    return [self.new_empty(n + 1) for n in bins]
+
+
+def _bin_counts(self: torch.Tensor, bins: Sequence[Any], **kwargs: Any) -> torch.Tensor:
+    """Counts of bins that are given by number or by their edges."""
+    return self.new_empty([n if isinstance(n, int) else n.shape[0] - 1 for n in bins])
+
+
+def _where(condition: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """Bytes, which the kernels take for truth, and the meta kernel refuses."""
+    return _aten.where(condition.bool(), *rest)
+
+
+def _picked(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Indexing by bytes, which count as a mask."""
+
+    def stand_in(self: torch.Tensor, indices: Sequence[Any], *rest: Any, **kwargs: Any) -> Any:
+        masks = [i.bool() if isinstance(i, torch.Tensor) and i.dtype == torch.uint8 else i for i in indices]
+        return func(self, masks, *rest, **kwargs)
+
+    return stand_in
+
+
+def _shifted(packet: Any) -> Callable[..., Any]:
+    """Booleans shifted count as numbers, which the meta kernel refuses: the result is as a sum's."""
+
+    def stand_in(self: Any, other: Any) -> torch.Tensor:
+        dtypes = [t.dtype for t in (self, other) if isinstance(t, torch.Tensor)]
+        mixed = torch.bool in dtypes and torch.result_type(self, other) != torch.bool
+        return torch.add(self, other) if mixed else packet(self, other)
+
+    return stand_in
+
+
 CORRECTIONS: dict[str, Correct] = {
+    "aten::_embedding_bag": _bags,
+    "aten::_embedding_bag_forward_only": _bags,
+    "aten::_linalg_svd": _columns_of(2),
+    "aten::linalg_eig": _columns_of(1),
     "aten::native_layer_norm": _batch_statistics,
     "aten::native_group_norm": _statistics,
     "aten::_native_batch_norm_legit": _batch_statistics,
@@ -128,6 +207,19 @@ CORRECTIONS: dict[str, Correct] = {
 
 STAND_INS: dict[str, Callable[..., Any]] = {
     "aten::nansum": _nansum,
+    "aten::_linalg_check_errors": lambda info, api_name, *, is_matrix: None,
+    "aten::_histogramdd_bin_edges": _bin_edges,
+    "aten::_histogramdd_from_bin_cts": _bin_counts,
+    "aten::_histogramdd_from_bin_tensors": _bin_counts,
+    "aten::where": _where,
+    "aten::index": _picked(_aten.index.Tensor),
+    "aten::__lshift__": _shifted(_aten.__lshift__),
+    "aten::__rshift__": _shifted(_aten.__rshift__),
+    "aten::bitwise_left_shift": _shifted(_aten.bitwise_left_shift),
+    "aten::bitwise_right_shift": _shifted(_aten.bitwise_right_shift),
+    "aten::_embedding_bag": _likelihood(_aten._embedding_bag.default),
+    "aten::_embedding_bag_forward_only": _likelihood(_aten._embedding_bag_forward_only.default),
+    "aten::geqrf": _reflectors,
     "aten::_grouped_mm": _grouped_product,
     "aten::nll_loss_forward": _likelihood(_aten.nll_loss_forward.default),
     "aten::nll_loss_backward": _likelihood(_aten.nll_loss_backward.default),

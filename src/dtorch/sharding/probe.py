@@ -76,7 +76,7 @@ DTYPES = frozenset(
 
 SIZELESS = _named(
     """mm bmm addmm addbmm baddbmm addmv mv dot vdot addr convolution full_like
-    sum prod mean nansum amax amin aminmax max min argmax argmin all any median nanmedian mode linalg_vector_norm logsumexp
+    sum prod mean nansum amax amin aminmax max min argmax argmin all any median nanmedian mode logsumexp
     _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort argsort
     binary_cross_entropy mse_loss smooth_l1_loss huber_loss soft_margin_loss
     native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"""

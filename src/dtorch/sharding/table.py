@@ -12,9 +12,11 @@ from .rule import Rule, Table
 from .rules import (
     attention,
     batch_norm,
+    batched,
     classification,
     convolution,
     creation,
+    distances,
     embedding,
     group_norm,
     indexing,
@@ -33,6 +35,7 @@ from .rules import (
     shapes,
     slicing,
     softmax,
+    spectral,
     spreading,
     statistics,
 )
@@ -63,6 +66,9 @@ FAMILIES: tuple[Table, ...] = (
     random.TABLE,
     convolution.TABLE,
     pooling.TABLE,
+    batched.TABLE,
+    spectral.TABLE,
+    distances.TABLE,
 )
 _custom: dict[str, Rule] = {}
 

@@ -14,6 +14,7 @@ from ..core.placements import REPLICATE, Partial, Placement
 from ..core.program import Call
 from ..core.spec import Spec
 from ..sharding.builder import Builder, Varying
+from ..sharding.call import factory_of, functional_of, has_out, leaves, replace_leaves, schema_of
 from ..sharding.infer import infer_outputs
 from ..sharding.plan import Plan
 from ..sharding.planner import plan_into
@@ -21,6 +22,7 @@ from ..sharding.redistribute import redistribute as plan_redistribute
 from . import construct
 from .client import current_client
 from .defaults import default_mesh, pop_mesh, push_mesh
+from .dispatch import HANDLER_FAMILIES
 from .hotpath import Value
 from .moving import PlannedMove
 from .sites import current_site
@@ -44,6 +46,8 @@ def create(func: Any, args: tuple, options: dict[str, Any]) -> Tensor:
     placements = (REPLICATE,) * mesh.ndim if placements is None else tuple(placements)
     requires_grad, generator = options.pop("requires_grad", False), options.pop("generator", None)
     kwargs = {k: v for k, v in options.items() if v is not None}
+    # As in PyTorch, a 0-d tensor is good for a number.
+    args, kwargs = replace_leaves((args, kwargs), torch.Tensor, lambda t: t.item())
     client = current_client()
     client.check_mesh(mesh)
     key = (id(func), repr((args, kwargs)), mesh, placements)
@@ -147,9 +151,12 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Any) -> Te
     return create(_aten.arange.start_step, (0, start, step) if end is None else (start, end, step), options)
 
 
-def linspace(start: float, end: float, steps: int, **options: Any) -> Tensor:
+def linspace(start: Any, end: Any, steps: int, **options: Any) -> Tensor:
     """``steps`` numbers from start to end, both included."""
-    return create(_aten.linspace.default, (start, end, steps), _typed(options))
+    ends = [t.item() if isinstance(t, torch.Tensor) else t for t in (start, end)]
+    kind = torch.get_default_dtype()
+    kind = kind.to_complex() if any(isinstance(n, complex) for n in ends) else kind
+    return create(_aten.linspace.default, (*ends, steps), {**options, "dtype": options.get("dtype") or kind})
 
 
 def eye(n: int, m: int | None = None, **options: Any) -> Tensor:
@@ -211,6 +218,32 @@ _TORCH_FACTORIES: dict[Any, Callable[..., Tensor]] = {
     torch.linspace: linspace,
     torch.eye: eye,
 }
+
+
+def _is_factory_into_out(func: Any) -> bool:
+    """Whether an operator with ``out=`` makes what it writes of numbers alone; 0-d tensors are good for numbers."""
+    tensors = [a.name for a in schema_of(func).arguments if not a.is_out and "Tensor" in str(a.type)]
+    return has_out(func) and functional_of(func) is None and factory_of(func) is not None and set(tensors) <= {"start", "end"}
+
+
+def _into_out(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A factory with ``out=``: made on the mesh of what is written, in its dtype, and copied there, resized as PyTorch does."""
+    out = kwargs["out"]
+    numbers = replace_leaves(args, torch.Tensor, lambda t: t.item())
+    if leaves(args, torch.Tensor):
+        return func.overloadpacket(*numbers, **kwargs)
+    factory = factory_of(func)
+    same = factory in _FILLS and list(numbers[0]) == list(out.shape)
+    placements = [REPLICATE if isinstance(p, Partial) else p for p in out.placements] if same else None
+    options = {**kwargs, "dtype": out.dtype, "device_mesh": out.device_mesh, "placements": placements}
+    made = create(factory, numbers, {k: v for k, v in options.items() if k != "out"})
+    if out.shape != made.shape:
+        _aten.resize_.default(out, list(made.shape))
+    return _aten.copy_.default(out, made)
+
+
+# Before the random operators: some factories draw.
+HANDLER_FAMILIES.insert(0, (_is_factory_into_out, _into_out))
 
 
 class _Factories(TorchFunctionMode):

@@ -11,6 +11,7 @@ from ..core.mesh import DeviceMesh
 from ..core.placements import REPLICATE, Partial, Placement
 from ..core.program import Call, Fetch, MeshInfo, Put
 from ..core.spec import Spec, fitting_placements
+from ..sharding import layouts
 from ..sharding.builder import Builder
 from ..sharding.plan import Plan
 from ..sharding.planner import plan_into
@@ -179,6 +180,7 @@ def replicated(tensor: Any) -> Any:
 def put(cls: type, tensor: torch.Tensor, mesh: DeviceMesh, copy: bool = True) -> Any:
     """A plain tensor replicated on a mesh; without ``copy`` the caller gives its memory away."""
     client = current_client()
+    layouts.dense(tensor, "the operator on your line, which mixes it with a global tensor")
     own = tensor.detach().clone() if copy else tensor.detach()
     spec = Spec.make(mesh, (REPLICATE,) * mesh.ndim, own.shape, own.dtype, own.stride())
     value = Value(client, client.new_handle())

@@ -36,6 +36,14 @@ def cudnn_batch_norm_backward(cls: type, func: Any, args: tuple, kwargs: dict[st
     return _aten.native_batch_norm_backward.default(grad, x, weight, mean, var, saved_mean, saved_invstd, True, eps, every)
 
 
+def batch_norm_with_update(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A training step by its newer name: (output, mean, inverse deviation, empty reserve)."""
+    names = ("input", "weight", "bias", "running_mean", "running_var", "momentum", "eps")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    x, weight, bias, mean, var, momentum, eps = [given[name] for name in names]
+    return *_normalise(x, weight, bias, mean, var, True, momentum, eps), _aten.new_empty.default(x, [0], dtype=torch.uint8)
+
+
 def _normalise(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float) -> Any:
     if mean is None:
         return _aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
@@ -46,6 +54,7 @@ def _normalise(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bo
 
 HANDLERS = {
     _aten.native_batch_norm.default: native_batch_norm,
+    _aten._batch_norm_with_update.default: batch_norm_with_update,
     _aten.cudnn_batch_norm.default: cudnn_batch_norm,
     _aten.cudnn_batch_norm_backward.default: cudnn_batch_norm_backward,
 }

@@ -77,6 +77,11 @@ def compared(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
     return bool((a == b).all().item())
 
 
+def all_close(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """``torch.allclose``: waits for the answer."""
+    return bool(torch.isclose(*args, **kwargs).all().item())
+
+
 def reshaped_in_place(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """``squeeze_``, ``t_`` and their kin: the tensor becomes its own view."""
     tensor = args[0]
@@ -209,6 +214,7 @@ def install() -> None:
     handlers[_aten._neg_view.default] = computed_view(_aten.neg.default)
     handlers[_aten._local_scalar_dense.default] = read_scalar
     handlers[_aten.equal.default] = compared
+    handlers[_aten.allclose.default] = all_close
     handlers[_aten.resize_.default] = resized
     handlers[_aten.set_.source_Tensor] = adopted
     handlers[_aten.reshape.default] = reshaped

@@ -12,7 +12,7 @@ from ..core.errors import UsageError, four_parts
 from ..core.mesh import DeviceMesh, checked_mesh, coordinates
 from ..core.placements import REPLICATE, Placement, Placements
 from ..core.spec import Spec, fitting_placements
-from . import construct, dispatch, moving, printing
+from . import composites, construct, dispatch, moving, printing
 from .defaults import default_mesh
 from .future import TensorFuture
 from .hotpath import Value
@@ -232,6 +232,7 @@ class Tensor(torch.Tensor):
 
 
 Tensor.__torch_dispatch__ = classmethod(dispatch.entrance(Tensor))
+composites.install(Tensor)
 
 
 def _copied(tensor: Tensor, memo: dict[int, Any]) -> Any:

@@ -103,7 +103,7 @@ def observe(plan: Plan, site: Site, explicit: bool = False) -> None:
     """Report a plan that is about to be called; raises or warns as the mode in force says."""
     name = plan.define.operator
     # What only a run can shape runs whole.
-    way = "replicated" if plan.tree is None and plan.comms else plan.how
+    way = "replicated" if plan.tree is None and plan.comms and plan.define.outputs else plan.how
     if way in ("program", "replicated") and not explicit:
         note(name, way)
     if not plan.comms and plan.how != "replicated":

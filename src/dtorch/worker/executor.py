@@ -159,6 +159,8 @@ class Executor:
             return value
         pieces = [value[i] for i in instruction.pieces] if instruction.pieces else value
         if instruction.describe:
+            if any(t.layout is not torch.strided or t.is_quantized for t in pieces):
+                raise RuntimeError("the operator gives a tensor that is not dense, and no global tensor is")
             return [[list(t.shape), list(t.stride()), str(t.dtype).removeprefix("torch.")] for t in pieces]
         return [t.detach().clone() for t in pieces]
 

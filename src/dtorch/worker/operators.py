@@ -170,5 +170,25 @@ def _recurrent_layer(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     return *out, out[0].new_empty(0, dtype=torch.uint8) if workspace is None else workspace
 
 
-STAND_INS: dict[torch._ops.OpOverload, Callable[..., Any]] = {torch.ops.aten.mkldnn_rnn_layer.default: _recurrent_layer}
-"""Operators whose kernel reads more of its surroundings than its arguments, and what is called instead."""
+def _index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    """The CPU kernel fails on half precision products where a slice has one element, as a piece may: it is given two."""
+    plain = torch.ops.aten.index_reduce.default._op
+    single = x.ndim > 1 and reduce == "prod" and x.dtype.itemsize == 2 and x.numel() == x.shape[dim]
+    if not single:
+        return plain(x, dim, index, source, reduce, include_self=include_self)
+    at = dim % x.ndim
+    doubled = [t.unsqueeze(-1).expand(*t.shape, 2).contiguous() for t in (x, source)]
+    return plain(doubled[0], at, index, doubled[1], reduce, include_self=include_self)[..., 0].contiguous()
+
+
+def _index_reduce_(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """As ``_index_reduce``, in place."""
+    return x.copy_(_index_reduce(x, *args, **kwargs))
+
+
+STAND_INS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    torch.ops.aten.mkldnn_rnn_layer.default: _recurrent_layer,
+    torch.ops.aten.index_reduce.default: _index_reduce,
+    torch.ops.aten.index_reduce_.default: _index_reduce_,
+}
+"""Operators whose kernel reads more of its surroundings than its arguments or fails on pieces, and what is called instead."""

@@ -14,7 +14,7 @@ from ..call import OpCall
 from ..labels import Candidate, Labels, PartialRow
 from ..redistribute import redistribute
 from ..rule import Rule
-from .compose import has_empty_piece, letters, named, settled, sharded_on
+from .compose import has_empty_piece, letters, named, settled, sharded_on, tensor_names
 from .lookup import checked, column, located, varying
 
 _aten = torch.ops.aten
@@ -96,7 +96,30 @@ def _local_number(table: Spec, coord: tuple[int, ...], number: int) -> int:
     return number - start if start <= number < start + size else -1
 
 
+def bags(call: OpCall) -> Labels:
+    """Bags of rows: features may be split, in the table and in whatever has features."""
+    inputs = [_featured(n, s.shape) for n, s in zip(tensor_names(call), call.specs, strict=True)]
+    features = call.specs[0].shape[1]
+    outputs = [_featured("output" if len(m.shape) == 2 and m.shape[1] == features else "", m.shape) for m in call.outs]
+    return Labels(inputs, outputs, alike={"F": [i for i, dims in enumerate(outputs) if "F" not in dims]}, nonempty=frozenset("F"))
+
+
+def bag_weight_gradients(call: OpCall) -> Labels:
+    """The gradient of samples' weights: a sum over features."""
+    inputs = [_featured(n, s.shape) for n, s in zip(tensor_names(call), call.specs, strict=True)]
+    return Labels(inputs, [[None]], {"F": "sum"}, nonempty=frozenset("F"))
+
+
+def _featured(name: str, shape: torch.Size) -> list[str | None]:
+    wide = name in ("weight", "grad", "output") or (name == "maximum_indices" and len(shape) == 2)
+    return [None, "F"] if wide else [None] * len(shape)
+
+
 TABLE = {
+    "_embedding_bag": Rule(bags),
+    "_embedding_bag_forward_only": Rule(bags),
+    "_embedding_bag_backward": Rule(bags),
+    "_embedding_bag_per_sample_weights_backward": Rule(bag_weight_gradients),
     "embedding": Rule(embedding),
     "embedding_dense_backward": Rule(dense_backward),
 }

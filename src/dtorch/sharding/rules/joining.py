@@ -201,5 +201,6 @@ TABLE = {
     "split": Rule(parts),
     "split_with_sizes": Rule(parts),
     "unbind": Rule(unbound),
+    "unbind_copy": Rule(unbound),
     "repeat": Rule(repeated),
 }

@@ -48,6 +48,31 @@ def product_then_add(func: OpOverload) -> ProgramFn:
     return program
 
 
+def summed_product(call: OpCall) -> Labels:
+    """``addbmm``: the sum over batches and contracted dim is whole."""
+    return _added(call, [[None, "m", None], [None, None, "n"]])
+
+
+def outer_product(call: OpCall) -> Labels:
+    """``addr``: the outer product of two vectors, added."""
+    return _added(call, [["m"], ["n"]])
+
+
+def _added(call: OpCall, factors: list[list[str | None]]) -> Labels:
+    """Labels of a matrix product ``mn`` to which a tensor is added that broadcasts."""
+    shape, full = call.specs[0].shape, call.outs[0].shape
+    skip = len(full) - len(shape)
+    return Labels([["mn"[skip + d] if n == full[skip + d] else None for d, n in enumerate(shape)], *factors], ["mn"])
+
+
+def sum_then_add(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Value] | None:
+    """``addbmm`` where what is summed over is split: the products' sum as a partial, then one addition."""
+    if call.arg("alpha") != 1 or call.arg("beta") != 1 or not call.specs[1].dtype.is_floating_point:
+        return None
+    products = builder.op(_aten.bmm.default, args[1], args[2])
+    return [builder.op(_aten.add.Tensor, builder.op(_aten.sum.dim_IntList, products, [0]), args[0])]
+
+
 def linear(call: OpCall) -> Labels:
     """``x @ weight.T + bias`` kept whole: outer dims of x, and the output features, may be sharded."""
     outer = _LETTERS[: len(call.specs[0].shape) - 1]
@@ -98,5 +123,7 @@ TABLE = {
     "vdot": Rule(product("k", "k", "")),
     "addmm": Rule(added_product("mk", "kn", "mn"), product_then_add(_aten.mm.default)),
     "baddbmm": Rule(added_product("bmk", "bkn", "bmn"), product_then_add(_aten.bmm.default)),
+    "addbmm": Rule(summed_product, sum_then_add),
+    "addr": Rule(outer_product),
     "addmv": Rule(added_product("mk", "k", "m"), product_then_add(_aten.mv.default)),
 }

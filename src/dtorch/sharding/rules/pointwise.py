@@ -68,6 +68,15 @@ def in_turn(call: OpCall) -> Labels | None:
     return labels(call)
 
 
+def with_buffer(call: OpCall) -> Labels | None:
+    """``logsigmoid``, with a buffer that is as large as the input on some devices and empty on others."""
+    shape = call.specs[0].shape
+    shapes = [*(spec.shape for spec in call.specs), *(m.shape for m in call.outs)]
+    rows = [_LETTERS[: len(s)] if s == shape else [None] * len(s) for s in shapes]
+    alike = {c: [i for i, m in enumerate(call.outs) if m.shape != shape] for c in _LETTERS[: len(shape)]}
+    return Labels(rows[: len(call.specs)], rows[len(call.specs) :], alike=alike)
+
+
 def _floating(call: OpCall) -> bool:
     """No operand changes dtype on the way: a partial that is rounded piece by piece would not add up."""
     return all(s.dtype == call.outs[0].dtype for s in call.specs if s.shape)
@@ -113,4 +122,11 @@ TABLE = {
     "hardswish_backward": ANY,
     "hardsigmoid_backward": ANY,
     "softplus_backward": ANY,
+    "hardshrink_backward": ANY,
+    "softshrink_backward": ANY,
+    "mish_backward": ANY,
+    "rrelu_with_noise_backward": ANY,
+    "floor_divide": ANY,
+    "log_sigmoid_forward": Rule(with_buffer),
+    "log_sigmoid_backward": Rule(with_buffer),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..call import OpCall
-from ..labels import Labels, PartialRow
+from ..labels import Dim, Labels, PartialRow
 from ..rule import Rule, RuleFn
 from .compose import letters, tensor_names
 
@@ -37,6 +37,42 @@ def _image_or_grid(name: str, ndim: int) -> list[str | None]:
     return ["n", None if name == "grid" else "c", *[None] * (ndim - 2)]
 
 
+def fractional(ndim: int) -> RuleFn:
+    """Rule of fractional pooling: images and channels, each with samples of its own."""
+
+    def shard(call: OpCall) -> Labels:
+        outer = letters(len(call.arg("self").shape) - ndim)
+
+        def row(name: str, length: int) -> list[str | None]:
+            # Samples are of (images, channels, dims), also where there is but one image.
+            first = [None] * (2 - len(outer)) if name == "random_samples" else []
+            return [*first, *outer, *[None] * (length - len(first) - len(outer))]
+
+        inputs = [row(n, len(s.shape)) for n, s in zip(tensor_names(call), call.specs, strict=True)]
+        present = frozenset(c for c in outer if c is not None)
+        return Labels(inputs, [row("", len(m.shape)) for m in call.outs], nonempty=present)
+
+    return shard
+
+
+def windows(call: OpCall) -> Labels:
+    """``im2col``: every channel gives as many rows as a window has places."""
+    images = ["n"] if len(call.specs[0].shape) == 4 else []
+    places = call.arg("kernel_size")[0] * call.arg("kernel_size")[-1]
+    linear = [PartialRow((True,))]
+    return Labels([[*images, "c", None, None]], [[*images, ("c", places), None]], partial=linear, nonempty=frozenset("nc"))
+
+
+def shuffled(call: OpCall) -> Labels:
+    """``pixel_shuffle`` and its inverse: channels become places, a square of them for each."""
+    factor = call.arg("upscale_factor") or call.arg("downscale_factor")
+    outer = letters(len(call.specs[0].shape) - 3)
+    deep: list[Dim] = [*outer, ("C", factor**2), "H", "W"]
+    flat: list[Dim] = [*outer, "C", ("H", factor), ("W", factor)]
+    ins, outs = (deep, flat) if "upscale_factor" in call.bound else (flat, deep)
+    return Labels([ins], [outs], partial=[PartialRow((True,))], nonempty=frozenset([*(c for c in outer if c), "C", "H", "W"]))
+
+
 def _of(names: str, ndims: tuple[int, ...], linear: bool = False) -> dict[str, Rule]:
     """Rules for names with ``?`` for the number of dims, and for their gradients, which are linear where the values are."""
     return {
@@ -48,6 +84,10 @@ def _of(names: str, ndims: tuple[int, ...], linear: bool = False) -> dict[str, R
 
 
 TABLE = {
+    **{f"fractional_max_pool{n}d{suffix}": Rule(fractional(n)) for n in (2, 3) for suffix in ("", "_backward")},
+    "im2col": Rule(windows),
+    "pixel_shuffle": Rule(shuffled),
+    "pixel_unshuffle": Rule(shuffled),
     "grid_sampler_2d": Rule(sampled),
     "grid_sampler_3d": Rule(sampled),
     "grid_sampler_2d_backward": Rule(sampled),

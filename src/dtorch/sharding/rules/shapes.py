@@ -93,7 +93,8 @@ def unsqueezed(call: OpCall) -> Labels:
 def squeezed(call: OpCall) -> Labels:
     """``squeeze``: dims of global size 1 go; a local size of 1 does not count."""
     shape = call.specs[0].shape
-    dims = call.dims("dim", len(shape))
+    # An empty list of dims is no dim here, where reductions take it for all.
+    dims = () if call.arg("dim") == [] else call.dims("dim", len(shape))
     gone = [d for d in dims if d < len(shape) and shape[d] == 1]
     ins = [None if n == 1 else _LETTERS[d] for d, n in enumerate(shape)]
     kept = [ins[d] for d in range(len(shape)) if d not in gone]

@@ -70,11 +70,11 @@ def norm_split(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[V
     """Any other norm of split dims: the norms of the pieces, to the power, summed, and the root of that."""
     order, dims = _order(call), reduced_dims(call)
     x = settled(builder, args[0])
-    if not sharded_on(x.spec, dims):
+    if not sharded_on(x.spec, dims) or order in (0.0, 1.0):
         return None
     if order < 0 or order == math.inf:
         x = filled(builder, x, dims, 0 if order > 0 else math.inf)
-    if order in (1.0, 0.0, math.inf, -math.inf):
+    if order in (math.inf, -math.inf):
         if not has_empty_piece(call.specs[0], dims):
             return None
         out = builder.op(_aten.linalg_vector_norm.default, x, order, list(dims), True, dtype=call.arg("dtype"))
