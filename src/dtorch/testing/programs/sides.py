@@ -40,6 +40,14 @@ def _weights(like: torch.Tensor) -> torch.Tensor:
     return (torch.arange(like.numel()) % 5 + 1).double().view(like.shape)
 
 
+def _usable(tensor: torch.Tensor) -> bool:
+    """Autograd disowns one of several views at once when another or the base is written: it can't even be read then."""
+    try:
+        return tensor.is_leaf or True
+    except RuntimeError:
+        return False
+
+
 class Plain:
     """Plain PyTorch. Placements are accepted and mean nothing."""
 
@@ -61,7 +69,7 @@ class Plain:
 
     def tensors(self) -> dict[str, Any]:
         """Every live tensor by name, and gradients that are None."""
-        return {k: v for k, v in self.names.items() if v is None or isinstance(v, torch.Tensor)}
+        return {k: v for k, v in self.names.items() if v is None or (isinstance(v, torch.Tensor) and _usable(v))}
 
     def given(
         self, shape: Sequence[int], dtype: torch.dtype, seed: int, placements: Sequence[Placement], grad: bool = False

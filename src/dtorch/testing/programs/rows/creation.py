@@ -39,18 +39,19 @@ def like(draw: Draw) -> None:
 
 def random(draw: Draw) -> None:
     """Random numbers after a seed."""
-    t = draw.tensor()
-    name, count, whole = draw.one(
+    t, shape = draw.tensor(lambda t: t.is_floating_point()), draw.shape()
+    text, whole = draw.one(
         (
-            (f"torch.rand_like({t})", 1, False),
-            (f"torch.randn_like({t})", 1, False),
-            (f"torch.randint_like({t}, 5)", 1, True),
-            (f"torch.nn.functional.dropout({t}, 0.5)", 1, True),
-            (f"torch.rand_like({t}).bernoulli(0.5)", 1, True),
-            (f"make('randint', -3, 4, {draw.shape()}, placements=[{', '.join(['Replicate()'] * len(draw.mesh))}])", 1, True),
+            (f"torch.rand_like({t})", False),
+            (f"torch.randn_like({t})", False),
+            (f"torch.randint_like({t}, 5)", True),
+            (f"torch.nn.functional.dropout({t}, 0.5)", True),
+            (f"torch.rand_like({t}).bernoulli(0.5)", True),
+            (f"make('randint', -3, 4, {shape}, placements={draw.placements(shape, torch.int64)})", True),
+            (f"make('randn', {shape}, placements={draw.placements(shape, torch.float32)})", False),
         )
     )
-    draw.emit(name, rounds=not whole, results=count, seeds=True)
+    draw.emit(text, rounds=not whole, seeds=True)
 
 
 ROWS = ((5, fresh), (4, factory), (4, like), (3, random))

@@ -16,7 +16,7 @@ def over_dims(draw: Draw) -> None:
     value = draw.value(t)
     single = name == "prod"
     if not value.ndim or draw.chance(0.2):
-        arguments = "" if name not in ("logsumexp",) else "()"
+        arguments = str(tuple(range(value.ndim))) if name == "logsumexp" else ""
     elif single or draw.chance(0.5):
         arguments = f"{draw.dim(t)}"
     else:

@@ -88,7 +88,8 @@ def out(draw: Draw) -> None:
         wide = (*value.shape[:d], draw.size(), *value.shape[d + 1 :])
         taller = (*value.shape[:d], draw.size(), *value.shape[d:])
         choices.append(f"torch.sum({draw.given(taller, value.dtype)}, {d}, out={t})")
-        choices.append(f"torch.amax({draw.given(wide, value.dtype)}, {d}, keepdim=True, out={t})")
+        if value.shape[d] == 1:
+            choices.append(f"torch.amax({draw.given(wide, value.dtype)}, {d}, keepdim=True, out={t})")
         if value.shape[d] > 1:
             shape = (*value.shape[:d], 1, *value.shape[d + 1 :])
             rest = (*value.shape[:d], value.shape[d] - 1, *value.shape[d + 1 :])
