@@ -41,7 +41,7 @@ def all_reduce(line: Sequence[Tensor], op: str) -> Tensor:
         op: ``"sum"``, ``"avg"``, ``"max"``, ``"min"`` or ``"prod"``.
     """
     combine, combine_into = _COMBINE[op]
-    if len(line) == 1:
+    if len(line) == 1 or not line[0].numel():
         return line[0].clone()
     if op == "avg" and not (line[0].is_floating_point() or line[0].is_complex() or line[0].dtype == torch.bool):
         return _integer_average(line)

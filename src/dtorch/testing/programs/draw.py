@@ -49,7 +49,7 @@ class Draw:
         self.lines: list[str] = []
         self.inexact: set[int] = set()
         self.wild: set[int] = set()
-        self.refused = self.count = 0
+        self.refused = self.count = self.steps = 0
         self.kept: list[Any] = []
 
     # --- choices
@@ -234,11 +234,11 @@ def program(random: Random, rows: Sequence[tuple[int, Row]], low: int = 5, high:
         draw.given(grad=grad, dtype=draw.one((torch.float32, torch.float64)) if grad and draw.chance(0.7) else None)
     weights, kinds = [w for w, _ in rows], [r for _, r in rows]
     steps, tries = draw.int(low, high), 0
-    until = len(draw.lines) + steps
-    while len(draw.lines) < until and tries < steps * 4:
+    while draw.steps < steps and tries < steps * 4:
         tries += 1
         try:
             random.choices(kinds, weights)[0](draw)
+            draw.steps += 1
         except Declined:
             continue
         if draw.chance(0.08):

@@ -29,7 +29,9 @@ def grads(outs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> tuple
     """Gradients of a weighted sum of the squares of ``outs`` with respect to ``leaves``; None where there is none."""
     loss = sum((_square(t) * _weights(t)).sum() for t in outs)
     assert isinstance(loss, torch.Tensor)
-    return torch.autograd.grad(loss, list(leaves), allow_unused=True)
+    found = torch.autograd.grad(loss, list(leaves), allow_unused=True)
+    # Whether two gradients share memory is nobody's promise.
+    return tuple(None if g is None else g.clone() for g in found)
 
 
 def _square(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ def backward(draw: Draw) -> None:
     draw.emit(f"{draw.one(outs)}.sum().backward()", results=0, rounds=True)
     leaf = draw.one(leaves)
     if draw.value(leaf).grad is not None:
-        draw.emit(f"{leaf}.grad", rounds=True)
+        draw.emit(f"{leaf}.grad.clone()", rounds=True)
 
 
 def ask(draw: Draw) -> None:

@@ -36,7 +36,7 @@ def along(draw: Draw) -> None:
 
 def softmax(draw: Draw) -> None:
     """Softmax, norms and the like."""
-    t = draw.tensor(lambda t: t.ndim > 0)
+    t = draw.tensor(lambda t: t.ndim > 0 and t.is_floating_point())
     d = draw.dim(t)
     choices = [f"{t}.softmax({d})", f"{t}.log_softmax({d})", f"{t}.norm(dim={d})", f"torch.linalg.vector_norm({t}, dim={d})"]
     n = draw.value(t).shape[-1]

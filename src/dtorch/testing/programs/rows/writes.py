@@ -82,8 +82,9 @@ def out(draw: Draw) -> None:
     value = draw.value(t)
     a = draw.given(tuple(value.shape), value.dtype if draw.chance(0.7) else None)
     b = draw.given(draw.into(value.shape), value.dtype)
-    choices = [f"torch.add({a}, {b}, out={t})", f"torch.mul({a}, {b}, out={t})", f"torch.neg({a}, out={t})", f"torch.eq({a}, {b}, out={t})"]
-    if value.ndim:
+    choices = [f"torch.add({a}, {b}, out={t})", f"torch.mul({a}, {b}, out={t})", f"torch.eq({a}, {b}, out={t})"]
+    # PyTorch's sum takes the dtype of a boolean destination; dtorch, like its meta kernels, refuses it.
+    if value.ndim and value.dtype is not draw.bool:
         d = draw.dim(t, negative=False)
         wide = (*value.shape[:d], draw.size(), *value.shape[d + 1 :])
         taller = (*value.shape[:d], draw.size(), *value.shape[d:])
