@@ -82,7 +82,9 @@ def all_to_all(line: Sequence[Tensor], from_dim: int, dim: int, start: int, size
 
 def keep(piece: Tensor, dim: int, start: int, size: int) -> Tensor:
     """A copy of ``size`` elements along ``dim`` from ``start``."""
-    return piece.narrow(dim, start, size).clone()
+    kept = piece.narrow(dim, start, size)
+    # A copy of nothing would keep the strides of an expanded tensor, and look contiguous all the same.
+    return kept.clone() if kept.numel() else kept.new_empty(kept.shape)
 
 
 def fill(piece: Tensor, op: str, *, first: bool) -> Tensor:

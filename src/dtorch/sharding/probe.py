@@ -6,7 +6,6 @@ double. They also take an extreme of nothing. Without this the refusal would com
 
 from __future__ import annotations
 
-import warnings
 from functools import cache, lru_cache
 from typing import Any
 
@@ -28,20 +27,30 @@ def check_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
     number = _filling(func)
     if number is None or not specs or not all(s.device.type == "cpu" and s.dtype in DTYPES for s in specs):
         return
-    empty = not all(s.shape.numel() for s in specs)
+    count = _enough(func, kwargs)
+    empty = count == 1 and not all(s.shape.numel() for s in specs)
     if empty and sum(s.shape.numel() for s in specs) > SMALL:
         return
     if any(d.type != "cpu" for d in leaves((args, kwargs), torch.device)):
         return
     given = replace_leaves((args, kwargs), Changing, lambda c: c.value)
     one = _one if written_args(func) else _kept_one
-    one_args, one_kwargs = replace_leaves(given, Spec, lambda s: one(s.shape if empty else (1,) * len(s.shape), number, s.dtype))
+
+    def made(s: Spec) -> torch.Tensor:
+        return one(s.shape if empty else (count,) * len(s.shape), number, s.dtype)
+
+    one_args, one_kwargs = replace_leaves(given, Spec, made)
     if func is torch.ops.aten.convolution.default and not empty:
         one_args = _of_one_group(*one_args)
-    with torch.no_grad(), warnings.catch_warnings():
-        # The operator itself warns of what it has to, such as a variance of one number.
-        warnings.simplefilter("ignore")
+    with torch.no_grad():
         func(*one_args, **one_kwargs)
+
+
+def _enough(func: OpOverload, kwargs: dict[str, Any]) -> int:
+    """Elements along each dim: one, or as many as a variance needs not to warn."""
+    if schema_of(func).name.removeprefix("aten::") not in SPREADS:
+        return 1
+    return 2 + int(kwargs.get("correction") or 1)
 
 
 def _one(shape: tuple[int, ...], number: int, dtype: torch.dtype) -> torch.Tensor:
@@ -85,12 +94,15 @@ DTYPES = frozenset(
 
 SIZELESS = _named(
     """mm bmm addmm addbmm baddbmm addmv mv dot vdot addr convolution full_like
-    var std var_mean std_mean trace sum prod mean nansum amax amin aminmax max min argmax argmin all any median nanmedian mode linalg_vector_norm logsumexp
+    trace sum prod mean nansum amax amin aminmax max min argmax argmin all any median nanmedian mode linalg_vector_norm logsumexp
     _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort argsort
     binary_cross_entropy mse_loss smooth_l1_loss huber_loss soft_margin_loss
-    native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"""
+    var std var_mean std_mean native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"""
 )
 """Operators that take sizes of one whatever their other arguments are: products, what goes along dims, losses."""
+
+SPREADS = _named("var std var_mean std_mean")
+"""Those that warn of fewer numbers than their correction takes off."""
 
 INDEXED = _named(
     """index_select gather scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce
