@@ -131,7 +131,7 @@ def _scatter_of(func: Any, args: tuple, number: int) -> Scatter | None:
     arguments = schema_of(func).arguments
     bound = {a.name: a.default_value for a in arguments if a.has_default_value()}
     bound.update(zip([a.name for a in arguments[1:]], args[1:], strict=False))
-    if func is _aten.unfold.default and args[3] < args[2] and args[0].shape[args[1]] >= args[2] + args[3]:
+    if func is _aten.unfold.default and args[3] < args[2] and args[0].numel() and args[0].shape[args[1]] >= args[2] + args[3]:
         # Windows that overlap: a copy cannot tell which of two writes to one element counts.
         return None
     return lambda base, view: inverse(base, view, bound, number)

@@ -38,7 +38,7 @@ def _figures(total: Report, seconds: float) -> str:
         (
             f"programs {total.programs} (seed {total.seed}): {kinds}",
             f"statements: {total.ran} ran on both sides, {total.refused} refused by both",
-            f"tensors compared equal up to rounding by the judge: {total.rounded}",
+            f"tensors: {total.rounded} right up to rounding, by the judge; {total.layouts} right under other strides",
             f"operators, {len(total.operators)} different, {total.operators.total()} calls: {shown}, ...",
             f"{seconds:.0f} s",
         )

@@ -22,6 +22,10 @@ from .shrink import shrunk
 STUCK = "crash or timeout"
 
 
+class OutOfTime(BaseException):
+    """A program took too long. Not an ``Exception``, which would count as a refusal of the line at hand."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What a run is given.
@@ -55,6 +59,7 @@ class Report:
     ran: int = 0
     refused: int = 0
     rounded: int = 0
+    layouts: int = 0
     seed: int = 0
     operators: Counter[str] = field(default_factory=Counter)
     failures: list[Found] = field(default_factory=list)
@@ -65,6 +70,7 @@ class Report:
         self.ran += other.ran
         self.refused += other.refused
         self.rounded += other.rounded
+        self.layouts += other.layouts
         self.seed = other.seed
         self.operators.update(other.operators)
         self.failures += other.failures
@@ -102,12 +108,13 @@ def _run_one(number: int, settings: Settings, report: Report) -> None:
     try:
         with _limit(settings.limit_s):
             outcome = run(drawn)
-    except TimeoutError:
+    except OutOfTime:
         report.failures.append(Found(number, STUCK, f"no end within {settings.limit_s:.0f} s", drawn.script()))
         return
     report.ran += outcome.ran
     report.refused += outcome.refused
     report.rounded += outcome.rounded
+    report.layouts += outcome.layouts
     report.operators.update(name for line in drawn.lines for name in operators(line))
     if outcome.failure is not None:
         report.failures.append(_found(number, drawn, outcome.failure, settings))
@@ -122,10 +129,10 @@ def _found(number: int, drawn: Program, failure: Failure, settings: Settings) ->
 
 @contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in this thread, which is the main one, when time is over."""
+    """Raise OutOfTime in this thread, which is the main one, when time is over."""
 
     def over(number: int, frame: Any) -> None:
-        raise TimeoutError
+        raise OutOfTime
 
     before = signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -63,8 +63,8 @@ def grid(draw: Draw) -> None:
 
 
 def scatter_copy(draw: Draw) -> None:
-    """A copy with a part replaced."""
-    t = draw.tensor(lambda t: t.ndim > 0)
+    """A copy with a part replaced. Of a tensor that overlaps itself, PyTorch's own copy is wrong."""
+    t = draw.target(lambda t: t.ndim > 0)
     value, d = draw.value(t), draw.dim(t, negative=False)
     n = value.shape[d]
     start = draw.int(0, n)

@@ -11,7 +11,7 @@ def matmul(draw: Draw) -> None:
     value = draw.value(a)
     k, batch = value.shape[-1], tuple(value.shape[:-2]) if draw.chance(0.4) else ()
     shape = (k,) if draw.chance(0.2) else (*batch, k, draw.size())
-    b = draw.given(shape, value.dtype if draw.chance(0.9) else None)
+    b = draw.given(shape, value.dtype if draw.chance(0.9) or not value.numel() else None)
     name = draw.one(("matmul", "matmul", "inner")) if len(shape) == 1 else "matmul"
     draw.emit(f"torch.{name}({a}, {b})")
 
