@@ -118,9 +118,7 @@ def _power(func: Callable[..., Any], outs: tuple[OutMeta, ...], args: tuple, kwa
 LAID_OUT_AS_A_SUM = ("copysign", "heaviside", "logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor")
 
 
-def _laid_out_as_a_sum(
-    func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]
-) -> tuple[OutMeta, ...]:
+def _laid_out_as_a_sum(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
     """Elementwise operators of two tensors whose meta kernels lay the result out otherwise than the kernels do."""
     metas = [s.meta for s in leaves((args, kwargs), Spec)]
     stride = _aten.add.Tensor(*metas).stride() if len(metas) == 2 else outs[0].stride

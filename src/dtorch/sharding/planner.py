@@ -85,7 +85,9 @@ def _expanded_again(builder: Builder, value: Value) -> Value:
         value = builder.local("aten::slice.Tensor", [value, d, 0, 1], {}, [once])[0]
     if not dims:
         return value
-    return builder.local("aten::expand.default", [value, [n if d in dims else -1 for d, n in enumerate(spec.shape)]], {}, [spec])[0]
+    return builder.local("aten::expand.default", [value, [n if d in dims else -1 for d, n in enumerate(spec.shape)]], {}, [spec])[
+        0
+    ]
 
 
 def _settled_inputs(builder: Builder) -> tuple[tuple[int, Spec], ...]:

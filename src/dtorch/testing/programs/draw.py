@@ -40,8 +40,6 @@ class Draw:
         inexact: memory (see ``memory.of``) that holds rounded numbers. Nothing that may flip by rounding reads it.
     """
 
-    int64, bool = torch.int64, torch.bool
-
     def __init__(self, random: Random) -> None:
         self.random = random
         self.mesh: tuple[int, ...] = random.choice(MESHES)
@@ -57,7 +55,7 @@ class Draw:
     def one(self, items: Sequence[Any]) -> Any:
         return self.random.choice(items)
 
-    def int(self, low: int, high: int) -> int:
+    def between(self, low: int, high: int) -> int:
         return self.random.randint(low, high)
 
     def chance(self, share: float) -> bool:
@@ -79,16 +77,16 @@ class Draw:
         names = self.names(suits, exact)
         if not names:
             raise Declined
-        return names[max(self.int(0, len(names) - 1), self.int(0, len(names) - 1))]
+        return names[max(self.between(0, len(names) - 1), self.between(0, len(names) - 1))]
 
     def dim(self, name: str, negative: bool = True) -> int:
         n = self.value(name).ndim
         if not n:
             raise Declined
-        return self.int(-n if negative else 0, n - 1)
+        return self.between(-n if negative else 0, n - 1)
 
     def size(self) -> int:
-        return 0 if self.chance(0.03) else self.int(1, 9) if self.chance(0.3) else self.int(1, 4)
+        return 0 if self.chance(0.03) else self.between(1, 9) if self.chance(0.3) else self.between(1, 4)
 
     def shape(self) -> tuple[int, ...]:
         shape: tuple[int, ...] = ()
@@ -102,7 +100,7 @@ class Draw:
         dtype = self.value(name).dtype
         if dtype is torch.bool and self.chance(0.8):
             return self.one(("True", "False"))
-        return str(self.int(-3, 3)) if dtype is torch.int64 or self.chance(0.7) else f"{self.int(-3, 3)}.0"
+        return str(self.between(-3, 3)) if dtype is torch.int64 or self.chance(0.7) else f"{self.between(-3, 3)}.0"
 
     def placements(self, shape: Sequence[int], dtype: torch.dtype) -> str:
         """Text of random placements: splits even, uneven and with empty pieces, several on one dim, and partial ones."""
@@ -116,14 +114,14 @@ class Draw:
                 op = self.one(("sum", *ops))
                 texts.append("Partial()" if op == "sum" else f"Partial({op!r})")
             else:
-                d = self.int(0, len(shape) - 1)
+                d = self.between(0, len(shape) - 1)
                 even = self.chance(0.6)
                 lengths[d] = [s for n in lengths[d] for s in (_even(n, k) if even else self._cut(n, k))]
                 texts.append(f"Shard({d})" if even else f"Shard({d}, sizes={tuple(lengths[d])})")
         return f"[{', '.join(texts)}]"
 
     def _cut(self, n: int, k: int) -> list[int]:
-        cuts = sorted(self.int(0, n) for _ in range(k - 1))
+        cuts = sorted(self.between(0, n) for _ in range(k - 1))
         return [b - a for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
 
     # --- lines
@@ -135,7 +133,7 @@ class Draw:
         if torch.Size(shape).numel() > RESULT_NUMEL:
             raise Declined
         more = ", grad=True" if grad and (dtype.is_floating_point or dtype.is_complex) else ""
-        return self.emit(f"given({shape}, {dtype}, {self.int(0, 99)}, {self.placements(shape, dtype)}{more})")
+        return self.emit(f"given({shape}, {dtype}, {self.between(0, 99)}, {self.placements(shape, dtype)}{more})")
 
     def partner(self, name: str, exact: bool = False) -> str:
         """A tensor that broadcasts with another, or a new one."""
@@ -165,7 +163,7 @@ class Draw:
 
     def into(self, shape: Sequence[int]) -> tuple[int, ...]:
         """A shape that expands to another."""
-        kept = tuple(shape)[self.int(0, len(shape)) if self.chance(0.3) else 0 :]
+        kept = tuple(shape)[self.between(0, len(shape)) if self.chance(0.3) else 0 :]
         return tuple(1 if self.chance(0.2) else n for n in kept)
 
     def emit(self, text: str, rounds: bool = False, results: int = 1, moves: bool = False, seeds: bool = False) -> Any:
@@ -187,7 +185,7 @@ class Draw:
         names = [f"t{self.count + i}" for i in range(results)]
         self.count += results
         line = f"{', '.join(names)} = {text}" if results else text
-        line = f"torch.manual_seed({self.int(0, 99)}); {line}" if seeds else line
+        line = f"torch.manual_seed({self.between(0, 99)}); {line}" if seeds else line
         before = {n: t._version for n, t in self.plain.tensors().items() if t is not None}
         try:
             with warnings.catch_warnings():
@@ -230,10 +228,10 @@ def program(random: Random, rows: Sequence[tuple[int, Row]], low: int = 5, high:
     """
     draw = Draw(random)
     grad = draw.chance(0.5)
-    for _ in range(draw.int(1, 3)):
+    for _ in range(draw.between(1, 3)):
         draw.given(grad=grad, dtype=draw.one((torch.float32, torch.float64)) if grad and draw.chance(0.7) else None)
     weights, kinds = [w for w, _ in rows], [r for _, r in rows]
-    steps, tries = draw.int(low, high), 0
+    steps, tries = draw.between(low, high), 0
     while draw.steps < steps and tries < steps * 4:
         tries += 1
         try:

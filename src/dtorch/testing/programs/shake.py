@@ -66,7 +66,11 @@ def _shake(tensor: torch.Tensor, seed: int) -> None:
     value = tensor.detach()
     signs = torch.randint(-1, 2, value.shape, generator=torch.Generator().manual_seed(seed))
     moved = value * (1 + torch.finfo(value.dtype).eps * signs).to(value.dtype)
-    exact = _exact(torch.view_as_real(value.resolve_conj()), value.dtype).all(-1) if value.is_complex() else _exact(value, value.dtype)
+    exact = (
+        _exact(torch.view_as_real(value.resolve_conj()), value.dtype).all(-1)
+        if value.is_complex()
+        else _exact(value, value.dtype)
+    )
     try:
         # Not a write that autograd would count.
         tensor.data.copy_(torch.where(exact, value, moved))

@@ -11,9 +11,13 @@ def gradients(draw: Draw) -> None:
     leaves = draw.names(lambda t: t.requires_grad)
     if not outs or not leaves:
         raise Declined
-    outs = draw.random.sample(outs, min(len(outs), draw.int(1, 3)))
-    leaves = draw.random.sample(leaves, min(len(leaves), draw.int(1, 2)))
-    draw.emit(f"grads([{', '.join(outs)}], [{', '.join(leaves)}])" + ("[0]" if len(leaves) == 1 else ""), results=len(leaves), rounds=True)
+    outs = draw.random.sample(outs, min(len(outs), draw.between(1, 3)))
+    leaves = draw.random.sample(leaves, min(len(leaves), draw.between(1, 2)))
+    draw.emit(
+        f"grads([{', '.join(outs)}], [{', '.join(leaves)}])" + ("[0]" if len(leaves) == 1 else ""),
+        results=len(leaves),
+        rounds=True,
+    )
 
 
 def backward(draw: Draw) -> None:

@@ -20,7 +20,7 @@ def factory(draw: Draw) -> None:
         (
             ("zeros", f"{shape}", shape, dtype),
             ("ones", f"{shape}", shape, dtype),
-            ("full", f"{shape}, {draw.int(-3, 3)}", shape, dtype),
+            ("full", f"{shape}, {draw.between(-3, 3)}", shape, dtype),
             ("arange", f"{n}", (n,), torch.int64),
             ("eye", f"{n}, 3", (n, 3), torch.float32),
         )
@@ -30,7 +30,7 @@ def factory(draw: Draw) -> None:
 
 def like(draw: Draw) -> None:
     """``*_like`` and ``new_*``."""
-    t, x = draw.tensor(), draw.int(-3, 3)
+    t, x = draw.tensor(), draw.between(-3, 3)
     dtype = f", dtype={draw.one(DTYPES)}" if draw.chance(0.3) else ""
     choices = [f"torch.zeros_like({t}{dtype})", f"torch.ones_like({t}{dtype})", f"torch.full_like({t}, {x}{dtype})"]
     choices += [f"torch.empty_like({t}{dtype}).fill_(1)", f"{t}.new_zeros({draw.shape()})", f"{t}.new_full({draw.shape()}, {x})"]

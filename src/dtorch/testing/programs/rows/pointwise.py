@@ -4,13 +4,62 @@ from __future__ import annotations
 
 from ..draw import DTYPES, Draw
 
-KEEP = "neg abs sign relu square clone positive conj_physical relu6 trunc isnan isfinite logical_not sgn".split()
-ROUND = "exp sin tanh sigmoid sqrt rsqrt log1p erf reciprocal angle cos atan asinh expm1 nn.functional.gelu".split()
-ROUND += "nn.functional.silu nn.functional.softplus nn.functional.elu nn.functional.leaky_relu".split()
-PAIRED = "add sub mul maximum minimum fmax eq ne lt le gt ge logical_and logical_xor".split()
-PAIRED_EXACT = "remainder floor_divide bitwise_and bitwise_or fmod heaviside".split()
-PAIRED_ROUND = "div true_divide atan2 hypot logaddexp copysign float_power".split()
-COMPARE = frozenset("eq ne lt le gt ge logical_and logical_xor isnan isfinite logical_not sign sgn trunc relu6".split())
+KEEP = [
+    "neg",
+    "abs",
+    "sign",
+    "relu",
+    "square",
+    "clone",
+    "positive",
+    "conj_physical",
+    "relu6",
+    "trunc",
+    "isnan",
+    "isfinite",
+    "logical_not",
+    "sgn",
+]
+ROUND = [
+    "exp",
+    "sin",
+    "tanh",
+    "sigmoid",
+    "sqrt",
+    "rsqrt",
+    "log1p",
+    "erf",
+    "reciprocal",
+    "angle",
+    "cos",
+    "atan",
+    "asinh",
+    "expm1",
+    "nn.functional.gelu",
+]
+ROUND += ["nn.functional.silu", "nn.functional.softplus", "nn.functional.elu", "nn.functional.leaky_relu"]
+PAIRED = ["add", "sub", "mul", "maximum", "minimum", "fmax", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_xor"]
+PAIRED_EXACT = ["remainder", "floor_divide", "bitwise_and", "bitwise_or", "fmod", "heaviside"]
+PAIRED_ROUND = ["div", "true_divide", "atan2", "hypot", "logaddexp", "copysign", "float_power"]
+COMPARE = frozenset(
+    [
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "logical_and",
+        "logical_xor",
+        "isnan",
+        "isfinite",
+        "logical_not",
+        "sign",
+        "sgn",
+        "trunc",
+        "relu6",
+    ]
+)
 
 
 def unary(draw: Draw) -> None:
@@ -23,7 +72,7 @@ def unary(draw: Draw) -> None:
 
 def binary(draw: Draw) -> None:
     """Of two that broadcast."""
-    kind = draw.int(0, 9)
+    kind = draw.between(0, 9)
     name = draw.one(PAIRED if kind < 7 else PAIRED_EXACT if kind < 8 else PAIRED_ROUND)
     exact = name in COMPARE or kind == 7
     a = draw.tensor(lambda t: t.ndim < 5, exact)
@@ -36,7 +85,17 @@ def with_number(draw: Draw) -> None:
     """Of a tensor and a number."""
     t = draw.tensor(exact=True)
     x = draw.number(t)
-    choices = [f"{t} + {x}", f"{x} - {t}", f"{t} * {x}", f"{t} > {x}", f"{t} == {x}", f"{t} // 2", f"{t} % 3", f"-{t}", f"{t} ** 2"]
+    choices = [
+        f"{t} + {x}",
+        f"{x} - {t}",
+        f"{t} * {x}",
+        f"{t} > {x}",
+        f"{t} == {x}",
+        f"{t} // 2",
+        f"{t} % 3",
+        f"-{t}",
+        f"{t} ** 2",
+    ]
     choices += [f"{t}.clamp(-2, {x})", f"torch.add({t}, {t}, alpha={x})", f"{t} != {x}", f"{t}.eq({x})", f"~{t}", f"{t} & 1"]
     draw.emit(draw.one(choices))
 
@@ -47,7 +106,13 @@ def where(draw: Draw) -> None:
     b = draw.partner(a)
     shape = (draw.value(a).detach() + draw.value(b).detach()).shape
     c = draw.given(draw.into(shape), draw.one(DTYPES[3:5])) if draw.chance(0.5) else draw.partner(a, exact=True)
-    text = draw.one((f"torch.where({c} != 0, {a}, {b})", f"torch.where({c} > 0, {a}, {draw.number(a)})", f"{a}.masked_fill({c} > 0, {draw.number(a)})"))
+    text = draw.one(
+        (
+            f"torch.where({c} != 0, {a}, {b})",
+            f"torch.where({c} > 0, {a}, {draw.number(a)})",
+            f"{a}.masked_fill({c} > 0, {draw.number(a)})",
+        )
+    )
     draw.emit(text, moves=True)
 
 
@@ -56,7 +121,7 @@ def three(draw: Draw) -> None:
     a = draw.tensor(lambda t: t.ndim < 5)
     b, c = draw.partner(a), draw.partner(a)
     lerp = draw.chance(0.2)
-    text = f"torch.lerp({a}, {b}, 0.25)" if lerp else f"torch.addcmul({a}, {b}, {c}, value={draw.int(-2, 2)})"
+    text = f"torch.lerp({a}, {b}, 0.25)" if lerp else f"torch.addcmul({a}, {b}, {c}, value={draw.between(-2, 2)})"
     draw.emit(text, rounds=lerp)
 
 

@@ -33,7 +33,7 @@ def plus_product(draw: Draw) -> None:
     elif value.ndim == 2:
         b = draw.given((value.shape[1], n), value.dtype)
         c = draw.given(draw.into((value.shape[0], n)), value.dtype)
-        draw.emit(f"torch.addmm({c}, {a}, {b}, beta={draw.int(0, 2)}, alpha={draw.int(-1, 2)})")
+        draw.emit(f"torch.addmm({c}, {a}, {b}, beta={draw.between(0, 2)}, alpha={draw.between(-1, 2)})")
     else:
         b = draw.given((value.shape[0], value.shape[2], n), value.dtype)
         c = draw.given((value.shape[0], value.shape[1], n), value.dtype)

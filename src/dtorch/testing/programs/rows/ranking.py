@@ -20,8 +20,13 @@ def top(draw: Draw) -> None:
     t = draw.tensor(lambda t: t.ndim > 0 and not t.requires_grad, exact=True)
     d = draw.dim(t)
     n = draw.value(t).shape[d]
-    choices = [f"{t}.topk({draw.int(0, n)}, {d})[0]", f"{t}.kthvalue({draw.int(1, max(n, 1))}, {d})[0]", f"{t}.unique()", f"{t}.msort()"]
-    choices += [f"{t}.topk({draw.int(0, n)}, {d}, largest=False)[0]", f"{t}.quantile(0.5, {d})", f"{t}.mode({d})[0]"]
+    choices = [
+        f"{t}.topk({draw.between(0, n)}, {d})[0]",
+        f"{t}.kthvalue({draw.between(1, max(n, 1))}, {d})[0]",
+        f"{t}.unique()",
+        f"{t}.msort()",
+    ]
+    choices += [f"{t}.topk({draw.between(0, n)}, {d}, largest=False)[0]", f"{t}.quantile(0.5, {d})", f"{t}.mode({d})[0]"]
     draw.emit(draw.one(choices), moves=True)
 
 
@@ -30,7 +35,16 @@ def search(draw: Draw) -> None:
     t = draw.tensor(exact=True)
     borders = draw.given((draw.size(),), draw.value(t).dtype)
     right = draw.one(("", ", right=True"))
-    draw.emit(draw.one((f"torch.bucketize({t}, {borders}.sort()[0]{right})", f"torch.searchsorted({borders}.sort()[0], {t}{right})", f"torch.isin({t}, {borders})")), moves=True)
+    draw.emit(
+        draw.one(
+            (
+                f"torch.bucketize({t}, {borders}.sort()[0]{right})",
+                f"torch.searchsorted({borders}.sort()[0], {t}{right})",
+                f"torch.isin({t}, {borders})",
+            )
+        ),
+        moves=True,
+    )
 
 
 def counts(draw: Draw) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..draw import Draw
 
-SUMS = "sum nansum mean count_nonzero all any amax amin prod std var logsumexp".split()
-ROUND = frozenset("mean std var logsumexp prod".split())
-EXACT = frozenset("count_nonzero all any prod".split())
+SUMS = ["sum", "nansum", "mean", "count_nonzero", "all", "any", "amax", "amin", "prod", "std", "var", "logsumexp"]
+ROUND = frozenset(["mean", "std", "var", "logsumexp", "prod"])
+EXACT = frozenset(["count_nonzero", "all", "any", "prod"])
 
 
 def over_dims(draw: Draw) -> None:
@@ -21,7 +21,7 @@ def over_dims(draw: Draw) -> None:
     elif single or draw.chance(0.5):
         arguments = f"{draw.dim(t)}"
     else:
-        arguments = f"{tuple(draw.random.sample(range(value.ndim), draw.int(1, value.ndim)))}"
+        arguments = f"{tuple(draw.random.sample(range(value.ndim), draw.between(1, value.ndim)))}"
     if arguments and name != "count_nonzero" and draw.chance(0.4):
         arguments += ", keepdim=True"
     draw.emit(f"{t}.{name}({arguments})", rounds=name in ROUND)
@@ -41,7 +41,7 @@ def softmax(draw: Draw) -> None:
     d = draw.dim(t)
     choices = [f"{t}.softmax({d})", f"{t}.log_softmax({d})", f"{t}.norm(dim={d})", f"torch.linalg.vector_norm({t}, dim={d})"]
     n = draw.value(t).shape[-1]
-    choices += [f"torch.nn.functional.layer_norm({t}, ({n},))", f"torch.var_mean({t}, {d})[{draw.int(0, 1)}]"]
+    choices += [f"torch.nn.functional.layer_norm({t}, ({n},))", f"torch.var_mean({t}, {d})[{draw.between(0, 1)}]"]
     draw.emit(draw.one(choices), rounds=True)
 
 
@@ -57,7 +57,11 @@ def extreme(draw: Draw) -> None:
         draw.emit(f"{t}.{draw.one(('argmax', 'argmin'))}({draw.dim(t)}{keep})", moves=True)
     else:
         name = draw.one(("max", "min", "median"))
-        draw.emit(f"{t}.{name}({draw.dim(t)}{keep})" + ("[0]" if name == "median" else ""), results=1 if name == "median" else 2, moves=True)
+        draw.emit(
+            f"{t}.{name}({draw.dim(t)}{keep})" + ("[0]" if name == "median" else ""),
+            results=1 if name == "median" else 2,
+            moves=True,
+        )
 
 
 def differences(draw: Draw) -> None:

@@ -21,28 +21,28 @@ def part(draw: Draw) -> None:
     value, d = draw.value(t), draw.dim(t, negative=False)
     n = value.shape[d]
     if draw.chance(0.4):
-        draw.emit(f"{t}[{', '.join(index_of(draw, m) for m in value.shape[: draw.int(1, value.ndim)])}]", moves=True)
+        draw.emit(f"{t}[{', '.join(index_of(draw, m) for m in value.shape[: draw.between(1, value.ndim)])}]", moves=True)
     elif draw.chance(0.3) and value.ndim > 1:
-        e = (d + draw.int(1, value.ndim - 1)) % value.ndim
-        draw.emit(f"{t}.diagonal({draw.int(-1, 1)}, {d}, {e})", moves=True)
+        e = (d + draw.between(1, value.ndim - 1)) % value.ndim
+        draw.emit(f"{t}.diagonal({draw.between(-1, 1)}, {d}, {e})", moves=True)
     elif draw.chance(0.5) or not n:
-        start = draw.int(0, n)
-        draw.emit(f"{t}.narrow({d}, {start}, {draw.int(0, n - start)})", moves=True)
+        start = draw.between(0, n)
+        draw.emit(f"{t}.narrow({d}, {start}, {draw.between(0, n - start)})", moves=True)
     else:
-        draw.emit(f"{t}.select({d}, {draw.int(-n, n - 1)})", moves=True)
+        draw.emit(f"{t}.select({d}, {draw.between(-n, n - 1)})", moves=True)
 
 
 def index_of(draw: Draw, n: int) -> str:
     """An index of a dim of length n that makes a view."""
-    kind = draw.int(0, 5)
+    kind = draw.between(0, 5)
     if kind == 0 and n:
-        return str(draw.int(-n, n - 1))
+        return str(draw.between(-n, n - 1))
     if kind == 1:
-        return f"{draw.int(-n - 1, n + 1)}:"
+        return f"{draw.between(-n - 1, n + 1)}:"
     if kind == 2:
-        return f":{draw.int(-n - 1, n + 1)}"
+        return f":{draw.between(-n - 1, n + 1)}"
     if kind == 3:
-        return f"{draw.int(-n, n)}:{draw.int(-n, n)}:{draw.int(1, 3)}"
+        return f"{draw.between(-n, n)}:{draw.between(-n, n)}:{draw.between(1, 3)}"
     return draw.one(("None, :", "...")) if kind == 4 and draw.chance(0.3) else ":"
 
 
@@ -54,7 +54,7 @@ def shape(draw: Draw) -> None:
     if kind in ("view", "reshape"):
         text = f"{kind}({regrouped(draw, value.shape)})"
     elif kind == "unsqueeze":
-        text = f"unsqueeze({draw.int(-value.ndim - 1, value.ndim)})"
+        text = f"unsqueeze({draw.between(-value.ndim - 1, value.ndim)})"
     elif kind == "squeeze":
         text = f"squeeze({draw.dim(t) if draw.chance(0.6) else ''})"
     elif kind == "unflatten":
@@ -62,8 +62,8 @@ def shape(draw: Draw) -> None:
         divisors = [k for k in range(1, value.shape[d] + 1) if value.shape[d] % k == 0] or [1]
         text = f"unflatten({d}, ({draw.one(divisors)}, -1))"
     elif kind == "flatten" and value.ndim:
-        start = draw.int(0, value.ndim - 1)
-        text = f"flatten({start}, {draw.int(start, value.ndim - 1)})"
+        start = draw.between(0, value.ndim - 1)
+        text = f"flatten({start}, {draw.between(start, value.ndim - 1)})"
     else:
         text = "ravel()"
     draw.emit(f"{t}.{text}", moves=True)
@@ -72,8 +72,8 @@ def shape(draw: Draw) -> None:
 def regrouped(draw: Draw, shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape of as many elements: dims merged, split, or of length one added."""
     out = list(shape)
-    for _ in range(draw.int(1, 2)):
-        at = draw.int(0, max(0, len(out) - 1))
+    for _ in range(draw.between(1, 2)):
+        at = draw.between(0, max(0, len(out) - 1))
         if len(out) > at + 1 and draw.chance(0.5):
             out[at : at + 2] = [out[at] * out[at + 1]]
         elif out and out[at] > 1 and draw.chance(0.7):
@@ -105,10 +105,10 @@ def pieces(draw: Draw) -> None:
     if kind == "unbind":
         draw.emit(f"{t}.unbind({d})" + ("[0]" if n == 1 else ""), results=n, moves=True)
     elif kind == "sizes":
-        first = draw.int(0, n)
+        first = draw.between(0, n)
         draw.emit(f"{t}.split([{first}, {n - first}], {d})", results=2, moves=True)
     else:
-        count = draw.int(1, n)
+        count = draw.between(1, n)
         got = len(getattr(value.detach(), kind)(count, d))
         draw.emit(f"{t}.{kind}({count}, {d})" + ("[0]" if got == 1 else ""), results=got, moves=True)
 
@@ -119,17 +119,28 @@ def spread(draw: Draw) -> None:
     value = draw.value(t)
     d = draw.dim(t, negative=False)
     if draw.chance(0.4):
-        size = draw.int(1, max(1, value.shape[d]))
-        draw.emit(f"{t}.unfold({d}, {size}, {draw.int(1, 3)})", moves=True)
+        size = draw.between(1, max(1, value.shape[d]))
+        draw.emit(f"{t}.unfold({d}, {size}, {draw.between(1, 3)})", moves=True)
     else:
-        sizes = [draw.int(1, 3) if n == 1 else draw.one((-1, n)) for n in value.shape]
-        draw.emit(f"{t}.expand({[draw.int(1, 3), *sizes] if draw.chance(0.3) else sizes})", moves=True)
+        sizes = [draw.between(1, 3) if n == 1 else draw.one((-1, n)) for n in value.shape]
+        draw.emit(f"{t}.expand({[draw.between(1, 3), *sizes] if draw.chance(0.3) else sizes})", moves=True)
 
 
 def of_complex(draw: Draw) -> None:
     """Real parts, conjugates, real views."""
     t = draw.tensor(lambda t: t.is_complex())
-    draw.emit(draw.one((f"{t}.real", f"{t}.imag", f"{t}.conj()", f"torch.view_as_real({t})", f"{t}.mH" if draw.value(t).ndim > 1 else f"{t}.conj()")), moves=True)
+    draw.emit(
+        draw.one(
+            (
+                f"{t}.real",
+                f"{t}.imag",
+                f"{t}.conj()",
+                f"torch.view_as_real({t})",
+                f"{t}.mH" if draw.value(t).ndim > 1 else f"{t}.conj()",
+            )
+        ),
+        moves=True,
+    )
 
 
 def detach(draw: Draw) -> None:

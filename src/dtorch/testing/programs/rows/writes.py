@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
 from ..draw import Draw
 from .indexing import scattered
 from .views import index_of
 
-SIMPLE = "neg_ abs_ zero_ relu_ square_ sign_ logical_not_ conj_physical_ trunc_".split()
-NUMBER = "mul_ add_ sub_ fill_ clamp_ eq_ floor_divide_ remainder_".split()
-PAIRED = "add_ sub_ mul_ copy_ copy_ copy_ maximum_ logical_and_ gt_".split()
-ROUND = "div_ exp_ sigmoid_ tanh_ sin_".split()
+SIMPLE = ["neg_", "abs_", "zero_", "relu_", "square_", "sign_", "logical_not_", "conj_physical_", "trunc_"]
+NUMBER = ["mul_", "add_", "sub_", "fill_", "clamp_", "eq_", "floor_divide_", "remainder_"]
+PAIRED = ["add_", "sub_", "mul_", "copy_", "copy_", "copy_", "maximum_", "logical_and_", "gt_"]
+ROUND = ["div_", "exp_", "sigmoid_", "tanh_", "sin_"]
 
 
 def simple(draw: Draw) -> None:
@@ -28,7 +30,9 @@ def paired(draw: Draw) -> None:
     """With another tensor, broadcast or of another dtype."""
     t = draw.target(repeated=True)
     shape = draw.value(t).shape
-    fits = draw.names(lambda u: u.ndim <= len(shape) and all(a in (1, b) for a, b in zip(reversed(u.shape), reversed(shape), strict=False)))
+    fits = draw.names(
+        lambda u: u.ndim <= len(shape) and all(a in (1, b) for a, b in zip(reversed(u.shape), reversed(shape), strict=False))
+    )
     u = draw.one(fits) if fits and draw.chance(0.6) else draw.given(draw.into(shape))
     draw.apart(t, u)
     name = draw.one(PAIRED)
@@ -39,7 +43,7 @@ def set_item(draw: Draw) -> None:
     """``t[...] = `` a number or a tensor that is broadcast."""
     t = draw.target(lambda t: t.ndim > 0)
     value = draw.value(t)
-    index = ", ".join(index_of(draw, n) for n in value.shape[: draw.int(1, value.ndim)])
+    index = ", ".join(index_of(draw, n) for n in value.shape[: draw.between(1, value.ndim)])
     part = eval(f"t[{index}]", {"t": value.detach()})
     source = draw.number(t) if draw.chance(0.4) else draw.given(draw.into(part.shape), value.dtype if draw.chance(0.8) else None)
     sign = draw.one(("=", "=", "+=", "*="))
@@ -50,17 +54,17 @@ def by_mask(draw: Draw) -> None:
     """``t[mask] = `` a number or a tensor."""
     t = draw.target(lambda t: t.ndim > 0)
     value = draw.value(t)
-    m = draw.given(tuple(value.shape[: draw.int(1, value.ndim)]), draw.bool)
+    m = draw.given(tuple(value.shape[: draw.between(1, value.ndim)]), torch.bool)
     if draw.chance(0.6):
         draw.emit(f"{t}[{m}] = {draw.number(t)}", results=0)
     elif draw.chance(0.5):
-        draw.emit(f"{t}.masked_fill_({draw.given(draw.into(value.shape), draw.bool)}, {draw.number(t)})", results=0)
+        draw.emit(f"{t}.masked_fill_({draw.given(draw.into(value.shape), torch.bool)}, {draw.number(t)})", results=0)
     elif draw.chance(0.5):
         count = int(draw.value(m).sum())
         source = draw.given((count, *value.shape[draw.value(m).ndim :]), value.dtype)
         draw.emit(f"{t}[{m}] = {source}", results=0)
     else:
-        whole = draw.given(tuple(value.shape), draw.bool)
+        whole = draw.given(tuple(value.shape), torch.bool)
         draw.emit(f"{t}.masked_scatter_({whole}, {draw.given(tuple(value.shape), value.dtype)})", results=0)
 
 
@@ -69,7 +73,7 @@ def by_index(draw: Draw) -> None:
     t = draw.target(lambda t: t.ndim > 0)
     if draw.chance(0.3) and draw.value(t).shape[0]:
         n = draw.value(t).shape[0]
-        rows = draw.random.sample(range(n), draw.int(1, n))
+        rows = draw.random.sample(range(n), draw.between(1, n))
         source = draw.given(draw.into((len(rows), *draw.value(t).shape[1:])), draw.value(t).dtype)
         draw.emit(f"{t}[torch.tensor({rows})] {draw.one(('=', '+='))} {source}", results=0)
     else:
@@ -84,7 +88,7 @@ def out(draw: Draw) -> None:
     b = draw.given(draw.into(value.shape), value.dtype)
     choices = [f"torch.add({a}, {b}, out={t})", f"torch.mul({a}, {b}, out={t})", f"torch.eq({a}, {b}, out={t})"]
     # PyTorch's sum takes the dtype of a boolean destination; dtorch, like its meta kernels, refuses it.
-    if value.ndim and value.dtype is not draw.bool:
+    if value.ndim and value.dtype is not torch.bool:
         d = draw.dim(t, negative=False)
         wide = (*value.shape[:d], draw.size(), *value.shape[d + 1 :])
         taller = (*value.shape[:d], draw.size(), *value.shape[d:])
@@ -107,9 +111,9 @@ def along(draw: Draw) -> None:
     t = draw.target(lambda t: t.ndim > 0)
     choices = [f"{t}.cumsum_({draw.dim(t)})"]
     if draw.value(t).ndim > 1:
-        choices += [f"{t}.tril_({draw.int(-1, 1)})", f"{t}.triu_({draw.int(-1, 1)})"]
+        choices += [f"{t}.tril_({draw.between(-1, 1)})", f"{t}.triu_({draw.between(-1, 1)})"]
     if draw.value(t).ndim == 2:
-        choices += [f"{t}.fill_diagonal_({draw.int(-3, 3)})"]
+        choices += [f"{t}.fill_diagonal_({draw.between(-3, 3)})"]
     draw.emit(draw.one(choices), results=0)
 
 
@@ -133,4 +137,15 @@ def data(draw: Draw) -> None:
     draw.emit(f"{t}.{draw.one(('data', 'detach()'))}.{draw.one(('mul_', 'add_', 'fill_'))}({draw.number(t)})", results=0)
 
 
-ROWS = ((6, simple), (8, paired), (7, set_item), (4, by_mask), (5, by_index), (3, out), (2, along), (1, reshape), (2, random), (1, data))
+ROWS = (
+    (6, simple),
+    (8, paired),
+    (7, set_item),
+    (4, by_mask),
+    (5, by_index),
+    (3, out),
+    (2, along),
+    (1, reshape),
+    (2, random),
+    (1, data),
+)
