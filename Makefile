@@ -9,10 +9,11 @@ STAMP := $(VENV)/.installed
 
 export PROMPT ?=
 export MESH ?=
-# Processes of the operator sweep.
+# Processes of the operator sweep and of the random programs, and how many programs.
 JOBS ?= 1
+COUNT ?= 20000
 
-.PHONY: demo test check bench docs gpu opdb clean
+.PHONY: demo test check bench docs gpu opdb programs clean
 
 demo: $(STAMP)
 	$(BIN)/dtorch demo $${PROMPT:+--prompt "$$PROMPT"} $${MESH:+--mesh "$$MESH"}
@@ -36,6 +37,9 @@ gpu: $(STAMP)
 
 opdb: $(STAMP)
 	$(BIN)/python -m dtorch.testing.opdb --jobs $(JOBS)
+
+programs: $(STAMP)
+	$(BIN)/python -m dtorch.testing.programs --count $(COUNT) --jobs $(JOBS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache .hypothesis

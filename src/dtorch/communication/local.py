@@ -41,7 +41,7 @@ def all_reduce(line: Sequence[Tensor], op: str) -> Tensor:
         op: ``"sum"``, ``"avg"``, ``"max"``, ``"min"`` or ``"prod"``.
     """
     combine, combine_into = _COMBINE[op]
-    if len(line) == 1:
+    if len(line) == 1 or not line[0].numel():
         return line[0].clone()
     if op == "avg" and not (line[0].is_floating_point() or line[0].is_complex() or line[0].dtype == torch.bool):
         return _integer_average(line)
@@ -82,7 +82,9 @@ def all_to_all(line: Sequence[Tensor], from_dim: int, dim: int, start: int, size
 
 def keep(piece: Tensor, dim: int, start: int, size: int) -> Tensor:
     """A copy of ``size`` elements along ``dim`` from ``start``."""
-    return piece.narrow(dim, start, size).clone()
+    kept = piece.narrow(dim, start, size)
+    # A copy of nothing would keep the strides of an expanded tensor, and look contiguous all the same.
+    return kept.clone() if kept.numel() else kept.new_empty(kept.shape)
 
 
 def fill(piece: Tensor, op: str, *, first: bool) -> Tensor:

@@ -190,7 +190,18 @@ def _shifted(packet: Any) -> Callable[..., Any]:
     return stand_in
 
 
+LAID_OUT_AS_A_SUM = ("copysign", "heaviside", "logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor")
+
+
+def _laid_out_as_a_sum(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
+    """Elementwise operators of two tensors whose meta kernels lay the result out otherwise than the kernels do."""
+    metas = [s.meta for s in leaves((args, kwargs), Spec)]
+    stride = _aten.add.Tensor(*metas).stride() if len(metas) == 2 else outs[0].stride
+    return tuple(OutMeta(m.shape, stride, m.dtype) for m in outs)
+
+
 CORRECTIONS: dict[str, Correct] = {
+    **{f"aten::{name}": _laid_out_as_a_sum for name in LAID_OUT_AS_A_SUM},
     "aten::_embedding_bag": _bags,
     "aten::_embedding_bag_forward_only": _bags,
     "aten::_linalg_svd": _columns_of(2),

@@ -65,10 +65,29 @@ def plan_call(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Plan:
     if returns_written(func):
         outs, tree = [], ()
     how = "replicated" if builder.replicated else "program" if builder.programmed else "rule"
-    aliases = is_view(func) and len(builder.steps) == 1 and not builder.comms and not written_args(func)
+    view = is_view(func) and not written_args(func)
+    aliases = view and len(builder.steps) == 1 and not builder.comms
+    if view and not aliases:
+        outs = [_expanded_again(builder, v) for v in outs]
     known = tuple(v.spec for v in outs) if tree is not None else ()
     mesh = builder.home or builder.meshes[0]
     return Plan(builder.define(outs), known, tree, tuple(builder.comms), how, mesh, aliases, _settled_inputs(builder))
+
+
+def _expanded_again(builder: Builder, value: Value) -> Value:
+    """A view that is a copy shows an element as often in its pieces' memory, too: a write to one of them is one to all."""
+    spec = value.spec
+    steps = zip(spec.shape, spec.stride, strict=True)
+    dims = [d for d, (n, step) in enumerate(steps) if step == 0 and n > 1 and not spec.sharding_axes(d)]
+    for d in dims:
+        shape = [1 if e == d else n for e, n in enumerate(value.spec.shape)]
+        once = Spec.make(spec.mesh, spec.placements, shape, spec.dtype, spec.stride)
+        value = builder.local("aten::slice.Tensor", [value, d, 0, 1], {}, [once])[0]
+    if not dims:
+        return value
+    return builder.local("aten::expand.default", [value, [n if d in dims else -1 for d, n in enumerate(spec.shape)]], {}, [spec])[
+        0
+    ]
 
 
 def _settled_inputs(builder: Builder) -> tuple[tuple[int, Spec], ...]:

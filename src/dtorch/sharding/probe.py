@@ -1,12 +1,12 @@
-"""Whether an operator has a kernel for dtypes: asked of PyTorch's own CPU kernels, on tensors of one element.
+"""Whether an operator has a kernel for dtypes: asked of PyTorch's own CPU kernels, on tensors of one element, or of none.
 
 Meta kernels check shapes, and take many dtypes that the kernels refuse: a difference of booleans, a product of float and
-double. Without this the refusal would come from a worker, at the next value read.
+double. They also take an extreme of nothing. Without this the refusal would come from a worker, at the next value read.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -18,32 +18,47 @@ from .call import leaves, replace_leaves, schema_of, written_args
 
 
 def check_dtypes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Run an operator that does not care for sizes on one element of each tensor.
+    """Run an operator that does not care for sizes on one element of each tensor; where one is empty, on their own sizes.
 
     Raises:
         Whatever PyTorch raises for these dtypes, in its own words.
     """
     specs = leaves((args, kwargs), Spec)
     number = _filling(func)
-    if number is None or not specs or not all(s.shape.numel() and s.device.type == "cpu" and s.dtype in DTYPES for s in specs):
+    if number is None or not specs or not all(s.device.type == "cpu" and s.dtype in DTYPES for s in specs):
+        return
+    count = _enough(func, kwargs)
+    empty = count == 1 and not all(s.shape.numel() for s in specs)
+    if empty and sum(s.shape.numel() for s in specs) > SMALL:
         return
     if any(d.type != "cpu" for d in leaves((args, kwargs), torch.device)):
         return
     given = replace_leaves((args, kwargs), Changing, lambda c: c.value)
     one = _one if written_args(func) else _kept_one
-    one_args, one_kwargs = replace_leaves(given, Spec, lambda s: one(len(s.shape), number, s.dtype))
-    if func is torch.ops.aten.convolution.default:
+
+    def made(s: Spec) -> torch.Tensor:
+        return one(s.shape if empty else (count,) * len(s.shape), number, s.dtype)
+
+    one_args, one_kwargs = replace_leaves(given, Spec, made)
+    if func is torch.ops.aten.convolution.default and not empty:
         one_args = _of_one_group(*one_args)
     with torch.no_grad():
         func(*one_args, **one_kwargs)
 
 
-def _one(ndim: int, number: int, dtype: torch.dtype) -> torch.Tensor:
+def _enough(func: OpOverload, kwargs: dict[str, Any]) -> int:
+    """Elements along each dim: one, or as many as a variance needs not to warn."""
+    if schema_of(func).name.removeprefix("aten::") not in SPREADS:
+        return 1
+    return 2 + int(kwargs.get("correction") or 1)
+
+
+def _one(shape: tuple[int, ...], number: int, dtype: torch.dtype) -> torch.Tensor:
     with torch.inference_mode(False):
-        return torch.full((1,) * ndim, number, dtype=dtype)
+        return torch.full(shape, number, dtype=dtype)
 
 
-_kept_one = cache(_one)
+_kept_one = lru_cache(1000)(_one)
 
 
 @cache
@@ -69,6 +84,9 @@ def _named(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
+SMALL = 4096
+"""Elements of all tensors together, up to which an empty tensor's partners are made in full."""
+
 DTYPES = frozenset(
     getattr(torch, name)
     for name in _named("bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128")
@@ -76,12 +94,15 @@ DTYPES = frozenset(
 
 SIZELESS = _named(
     """mm bmm addmm addbmm baddbmm addmv mv dot vdot addr convolution full_like
-    sum prod mean nansum amax amin aminmax max min argmax argmin all any median nanmedian mode logsumexp
+    trace sum prod mean nansum amax amin aminmax max min argmax argmin all any median nanmedian mode logsumexp
     _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort argsort
     binary_cross_entropy mse_loss smooth_l1_loss huber_loss soft_margin_loss
-    native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"""
+    var std var_mean std_mean native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training"""
 )
 """Operators that take sizes of one whatever their other arguments are: products, what goes along dims, losses."""
+
+SPREADS = _named("var std var_mean std_mean")
+"""Those that warn of fewer numbers than their correction takes off."""
 
 INDEXED = _named(
     """index_select gather scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce

@@ -27,7 +27,15 @@ def refresh(group: Group) -> None:
     if base_group.version != link.seen:
         link.seen = base_group.version
         group.version += 1
-        _aten.copy_.default(link.root, link.view(link.base))
+        _aten.copy_.default(_once(link.root), _once(link.view(link.base)))
+
+
+def _once(tensor: Any) -> Any:
+    """Each element of an expanded tensor once: PyTorch writes to no memory that shows several times."""
+    for dim, (n, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if step == 0 and n > 1:
+            tensor = _aten.slice.Tensor(tensor, dim, 0, 1)
+    return tensor
 
 
 def written_tensors(operator: Any, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
@@ -123,7 +131,7 @@ def _scatter_of(func: Any, args: tuple, number: int) -> Scatter | None:
     arguments = schema_of(func).arguments
     bound = {a.name: a.default_value for a in arguments if a.has_default_value()}
     bound.update(zip([a.name for a in arguments[1:]], args[1:], strict=False))
-    if func is _aten.unfold.default and args[3] < args[2]:
+    if func is _aten.unfold.default and args[3] < args[2] and args[0].numel() and args[0].shape[args[1]] >= args[2] + args[3]:
         # Windows that overlap: a copy cannot tell which of two writes to one element counts.
         return None
     return lambda base, view: inverse(base, view, bound, number)
@@ -145,6 +153,17 @@ def _into_part(base: Any, view: Any, a: dict[str, Any], number: int) -> Any:
 def _permuted_back(base: Any, view: Any, a: dict[str, Any], number: int) -> Any:
     order = [d % base.ndim for d in a["dims"]]
     return _aten.permute.default(view, [order.index(d) for d in range(base.ndim)])
+
+
+def _expanded_back(base: Any, view: Any, a: dict[str, Any], number: int) -> Any:
+    """What an expanded tensor shows for each element of its base; nothing, where it shows none."""
+    if view.numel() < base.numel():
+        return base
+    for dim in range(view.ndim):
+        inner = dim - (view.ndim - base.ndim)
+        if view.shape[dim] > 1 and (inner < 0 or base.shape[inner] == 1):
+            view = _aten.slice.Tensor(view, dim, 0, 1)
+    return _reshaped_back(base, view, a, number)
 
 
 def _windows_back(base: Any, view: Any, a: dict[str, Any], number: int) -> Any:
@@ -175,6 +194,7 @@ INVERSES: dict[str, Scatter] = {
     "as_strided": lambda base, view, a, n: _aten.as_strided_scatter.default(
         base, view, a["size"], a["stride"], a.get("storage_offset")
     ),
+    "expand": _expanded_back,
     "unfold": _windows_back,
     "_conj": lambda base, view, a, n: _aten._conj_physical.default(view),
     "_neg_view": lambda base, view, a, n: _aten.neg.default(view),

@@ -18,6 +18,7 @@ from .future import TensorFuture
 from .hotpath import Value
 
 _torch_data: Any = torch.Tensor.data
+_detach = torch.ops.aten.detach.default
 
 
 class Tensor(torch.Tensor):
@@ -220,8 +221,8 @@ class Tensor(torch.Tensor):
 
     @property
     def data(self) -> Any:
-        """The same memory outside autograd; assigning makes the tensor hold another one's memory."""
-        return self.detach()
+        """The same memory outside autograd, which does not notice writes to it; assigning makes the tensor hold another one's."""
+        return dispatch.HANDLERS[_detach](type(self), _detach, (self,), {})
 
     @data.setter
     def data(self, other: Any) -> None:

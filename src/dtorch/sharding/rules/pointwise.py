@@ -42,9 +42,9 @@ def multiplicative(call: OpCall) -> Labels | None:
 
 
 def division(call: OpCall) -> Labels | None:
-    """True division: linear in the numerator."""
-    plain = call.arg("rounding_mode") is None and _floating(call)
-    return labels(call, [PartialRow((True, False)[: len(call.specs)])] if plain else ())
+    """True division by a number: linear. A tensor may hold zeros, and parts divided by zero do not add up to the whole."""
+    plain = call.arg("rounding_mode") is None and _floating(call) and len(call.specs) == 1
+    return labels(call, [PartialRow((True,))] if plain else ())
 
 
 def linear(call: OpCall) -> Labels | None:

@@ -107,7 +107,8 @@ def _norms(call: OpCall, spec: Spec, dims: tuple[int, ...]) -> Spec:
 def logsumexp(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Value] | None:
     """log(sum(exp(x - max))) + max, the maximum taken as 0 where it is infinite."""
     dims = list(reduced_dims(call))
-    if call.outs[0].dtype.is_complex:
+    if call.outs[0].dtype.is_complex or not all(call.specs[0].shape[d] for d in dims):
+        # Of nothing there is no maximum.
         return None
     x = wide(builder, cast(builder, settled(builder, args[0]), call.outs[0].dtype))
     top = settled(builder, builder.op(_aten.amax.default, x, dims, True))
