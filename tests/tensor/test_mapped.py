@@ -153,15 +153,18 @@ def test_a_failure_tells_the_line_and_spares_the_session() -> None:
     assert dtorch.ones(2, device_mesh=LINE).tolist() == [1, 1]
 
 
-X = dtorch.ones(4, 4, device_mesh=LINE)
+def square() -> dtorch.Tensor:
+    return dtorch.ones(4, 4, device_mesh=LINE)
+
+
 BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: local_map(product, [[R]], [R])(X, X), UsageError, "1 in_placements"),
-    (lambda: local_map(product, [[R], None], [R])(X, 3, 4), UsageError, "in_placements"),
+    (lambda: local_map(product, [[R]], [R])(square(), square()), UsageError, "1 in_placements"),
+    (lambda: local_map(product, [[R], None], [R])(square(), 3, 4), UsageError, "in_placements"),
     (lambda: local_map(lambda n: n, [None], [R])(3), UsageError, "one of them a tensor"),
-    (lambda: local_map(lambda t: t, [[R, R]], [R])(X), PlacementError, "placements"),
-    (lambda: local_map(lambda t: (t, t), [[R]], [R])(X), UsageError, "2 tensors"),
-    (lambda: local_map(lambda t: t, [[Shard(0)]], [R])(X), PlacementError, "declare how"),
-    (lambda: local_map(lambda t: t, [[Shard(0)]], [Shard(7)])(X), PlacementError, "7"),
+    (lambda: local_map(lambda t: t, [[R, R]], [R])(square()), PlacementError, "placements"),
+    (lambda: local_map(lambda t: (t, t), [[R]], [R])(square()), UsageError, "2 tensors"),
+    (lambda: local_map(lambda t: t, [[Shard(0)]], [R])(square()), PlacementError, "declare how"),
+    (lambda: local_map(lambda t: t, [[Shard(0)]], [Shard(7)])(square()), PlacementError, "7"),
 ]
 
 
