@@ -38,11 +38,8 @@ def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tupl
     try:
         with torch.no_grad():
             result = STAND_INS.get(schema_of(func).name, func)(*meta_args, **meta_kwargs)
-    except NotImplementedError:
-        # PyTorch's own word that the operator has no meta kernel; the call is planned all the same, and its run tells.
-        return None
     except RuntimeError as error:
-        if "meta tensor" in str(error) or "Meta" in str(error):
+        if _lacks_meta_kernel(error):
             return None
         raise
     made = leaves(result, torch.Tensor)
@@ -52,6 +49,11 @@ def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tupl
     correct = CORRECTIONS.get(schema_of(func).name)
     outs = outs if correct is None else correct(func, outs, args, kwargs)
     return outs, replace_leaves(result, torch.Tensor, lambda _: ...)
+
+
+def _lacks_meta_kernel(error: RuntimeError) -> bool:
+    """Whether PyTorch says so: by the type that its dispatcher raises, or in words. The call's run tells the outputs then."""
+    return isinstance(error, NotImplementedError) or "meta tensor" in str(error) or "Meta" in str(error)
 
 
 def _shared_meta(spec: Spec) -> torch.Tensor:

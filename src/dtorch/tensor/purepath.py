@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from ..core.program import Call, Calls
@@ -31,7 +32,12 @@ class Stream:
         room: bytes of results until the batch is handed over.
         batch_limit: calls until then.
         lock: keeps batches in order.
+        free_early: of the client: issue what has been freed at once; a result of so many bytes comes next.
+        flush: of the client: hand the batch over.
     """
+
+    free_early: Callable[[int], None]
+    flush: Callable[[], None]
 
     def __init__(self) -> None:
         self.outbox: list[Any] = []
@@ -86,14 +92,6 @@ class Stream:
         """What has been freed, replaced by an empty list."""
         taken, self.freed = self.freed, []
         return taken
-
-    def free_early(self, nbytes: int) -> None:
-        """Issue what has been freed at once; a result of ``nbytes`` comes next."""
-        raise NotImplementedError
-
-    def flush(self) -> None:
-        """Hand the batch over."""
-        raise NotImplementedError
 
 
 class Value:
