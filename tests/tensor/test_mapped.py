@@ -189,6 +189,14 @@ def test_gradients_have_gradients(
         torch.testing.assert_close(a.grad.to_torch(), b.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("draw", [lambda t: torch.dropout(t, 0.5, True), lambda t: t + torch.rand(1).item()])
+def test_random_numbers_are_refused_and_the_generator_is_left_alone(draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    before = torch.get_rng_state()
+    with pytest.raises((UsageError, RemoteError), match="random numbers"):
+        local_map(draw, [[Shard(0)]], [Shard(0)])(dtorch.ones(6, device_mesh=LINE)).to_torch()
+    assert torch.equal(before, torch.get_rng_state())
+
+
 def test_the_gradient_of_a_largest_value_is_refused() -> None:
     x = dtorch.ones(6, device_mesh=LINE, requires_grad=True)
     with pytest.raises(UsageError, match="only sums and averages"):

@@ -34,7 +34,8 @@ def local_map(
     """A function of global tensors that runs ``fn`` on the local tensors of each device; differentiable.
 
     ``fn`` is first called with meta tensors of the local shapes, which tells the shapes of what it gives; where it cannot run
-    on those, the workers are asked, which waits. It must not write to its arguments, and it is called once for devices that
+    on those, the workers are asked, which waits. It must not write to its arguments or draw
+    random numbers, and it is called once for devices that
     hold the same. For a backward it is called again, recording. Gradients are those of the declared meaning: what is
     declared replicated is taken to be the same on every device.
 
@@ -91,11 +92,20 @@ def _closed(fn: Function, rest: tuple, ins: tuple) -> Function:
     """A function of the tensors alone, which gives a tuple."""
 
     def run(*tensors: torch.Tensor) -> tuple:
-        given = iter(tensors)
+        given, before = iter(tensors), torch.get_rng_state()
         result = fn(*[next(given) if p is not None else a for a, p in zip(rest, ins, strict=True)])
+        if not torch.equal(before, torch.get_rng_state()):
+            torch.set_rng_state(before)
+            raise _random_error(fn)
         return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
     return run
+
+
+def _random_error(fn: Function) -> UsageError:
+    rule = "a function on local tensors draws none: its values would depend on the mesh, and its backward draw others"
+    remedy = "draw them on global tensors, and give them to the function"
+    return UsageError(four_parts(f"random numbers drawn by {_name(fn)}", rule, "local_map(fn, ...)", remedy))
 
 
 def _name(fn: Function) -> str:
@@ -145,6 +155,8 @@ class _Mapping:
                 try:
                     with torch.no_grad():
                         known[shapes] = self.run(*metas)
+                except UsageError:
+                    raise
                 except Exception:  # a kernel that has no meta form, or a fault that the run on the workers will tell
                     return None
             rows[coord] = known[shapes]
