@@ -117,9 +117,10 @@ class Client(Stream):
             self.cache[key] = entry
 
     def drop(self, firsts: Collection[Any]) -> None:
-        """Forget the plans whose keys begin with any of these."""
-        for cache in self.caches.values():
-            self.forget([cache.pop(key).number for key in [k for k in cache if k[0] in firsts]])
+        """Evict the plans whose keys begin with any of these."""
+        with self.lock:
+            for cache in self.caches.values():
+                self.evicted += [cache.pop(key).number for key in [k for k in cache if k[0] in firsts]]
 
     def follow_default_dtype(self) -> None:
         """Let what follows run under the default dtype that is set now, and be planned for it."""
