@@ -98,6 +98,12 @@ OTHERS: dict[str, Kernel] = {
 """Composites that read a tensor's memory."""
 
 
+def _operator(name: str) -> Any:
+    """The operator of a name, or None in a PyTorch without it: the tables are those of the newest that is supported."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+
+
 _libraries: list[torch.library.Library] = []
 
 
@@ -105,7 +111,8 @@ def install(cls: type) -> None:
     """Put the kernels in place for a class of tensors; they stay as long as the library they are in."""
     library = torch.library.Library("aten", "IMPL", "PythonTLSSnapshot")
     for name, kernel in {**dict.fromkeys(OUT.split(), into_out), **OTHERS}.items():
-        packet, _, overload = name.partition(".")
-        func = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        func = _operator(name)
+        if func is None:
+            continue
         library.impl(name, _installed(cls, func, kernel), with_keyset=True)
     _libraries.append(library)
