@@ -68,7 +68,7 @@ def start(
     given, args, kwargs = sample.filled(tensors)
     if variant == "out":
         kwargs = {**kwargs, "out": outs[0] if len(outs) == 1 else tuple(outs)}
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     with torch.no_grad():
         result = function(given, *args, **kwargs)
     return Started((result, given) if variant == "inplace" else (result, list(outs)) if variant == "out" else result, [], [])
@@ -87,7 +87,7 @@ def _differentiable(op: Any, variant: str, sample: Sample, tensors: Sequence[tor
     function = op
     if variant == "inplace_backward":
         function, given = op.get_inplace(), given.clone()
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     with torch.enable_grad():
         result = function(given, *args, **kwargs)
         definite = sample.process(result)
