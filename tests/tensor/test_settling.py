@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -57,3 +60,25 @@ def test_gradients_of_a_partial_read_twice(partial: tuple[torch.Tensor, dtorch.T
         total = tensor.sum(0)
         (total.exp() * total.tanh()).sum().backward()
     torch.testing.assert_close(placed.grad.to_torch(), x.grad)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x * math.inf,
+        lambda x: x * -math.inf,
+        lambda x: x * math.nan,
+        lambda x: x / 0,
+        lambda x: x / -0.0,
+        lambda x: x / False,
+        lambda x: torch.add(x, x, alpha=math.inf),
+        lambda x: x.clone().div_(0),
+        lambda x: x.clone().mul_(math.inf),
+    ],
+)
+def test_infinite_parts_are_never_summed(program: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Parts of either sign would become infinities, whose sum is not a number."""
+    parts = [torch.tensor([3.0, -4.0, 2.0]), torch.tensor([0.0, 3.0, -2.0])]
+    x = dtorch.from_local(parts, dtorch.init_device_mesh("cpu", 2), [Partial()])
+    program(x * 2)
+    torch.testing.assert_close(program(x).to_torch(), program(parts[0] + parts[1]), rtol=0, atol=0, equal_nan=True)

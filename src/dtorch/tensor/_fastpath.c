@@ -456,16 +456,22 @@ static int key_add_tensor(Key *key, PyObject *tensor) {
     return key_add(key, Py_NewRef(spec));
 }
 
-static int is_scalar(PyObject *a) {
-    return PyFloat_CheckExact(a) || PyLong_CheckExact(a) || PyBool_Check(a) || PyComplex_CheckExact(a);
+/* Whether a number comes with each call: as `changes` in dispatch.py. */
+static int changes(PyObject *a) {
+    if (PyFloat_CheckExact(a))
+        return PyFloat_AS_DOUBLE(a) != 0 && isfinite(PyFloat_AS_DOUBLE(a));
+    if (PyLong_CheckExact(a) || PyBool_Check(a))
+        return PyObject_IsTrue(a);
+    if (!PyComplex_CheckExact(a))
+        return 0;
+    Py_complex c = PyComplex_AsCComplex(a);
+    return (c.real != 0 || c.imag != 0) && isfinite(c.real) && isfinite(c.imag);
 }
 
 static int key_add_argument(Key *key, PyObject *a, PyObject *cls, int changing) {
     if ((PyObject *)Py_TYPE(a) == cls)
         return key_add_tensor(key, a);
-    if (is_scalar(a)) {
-        if (!changing)
-            return key_add_static(key, a);
+    if (changing && changes(a)) {
         key->scalars[key->scalars_n++] = a;
         return key_add(key, Py_NewRef((PyObject *)Py_TYPE(a)));
     }

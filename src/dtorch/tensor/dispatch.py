@@ -6,6 +6,7 @@ value, list operators or a mixed-in plain tensor, is handled by functions regist
 
 from __future__ import annotations
 
+import cmath
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -63,7 +64,8 @@ def forget_operators(name: str) -> None:
 
 _frame = sys._getframe
 _operators: dict[int, Operator] = {}
-_SCALARS = frozenset((int, float, bool, complex))
+_WHOLE = frozenset((int, bool))
+_SCALARS = frozenset((float, complex)) | _WHOLE
 
 
 class Operator(Known):
@@ -170,7 +172,16 @@ def plan(client: Client, operator: Operator, key: tuple, args: tuple, kwargs: di
 
 
 def _changing(value: Any, counter: Any) -> Any:
-    return Changing(value, next(counter)) if type(value) in _SCALARS else value
+    return Changing(value, next(counter)) if changes(value) else value
+
+
+def changes(value: Any) -> bool:
+    """Whether an argument is a number that comes with each call.
+
+    Zero and what is not finite have plans of their own: parts of a sum that are divided or multiplied by them do not add up.
+    """
+    kind = type(value)
+    return kind in _SCALARS and bool(value) and (kind in _WHOLE or cmath.isfinite(value))
 
 
 def _tensor_class(args: tuple, kwargs: dict[str, Any]) -> type | None:
@@ -244,7 +255,7 @@ def flatten_call(
     handles: list[int] = []
     scalars: list[Any] = []
     for a in args if not kwargs else (*args, *kwargs, *kwargs.values()):
-        if operator.changing and type(a) in _SCALARS:
+        if operator.changing and changes(a):
             key.append(type(a))
             scalars.append(a)
         elif not _flatten(cls, client, a, key, handles):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import cmath
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ...core.spec import Spec
 from ..call import OpCall
@@ -31,19 +33,19 @@ def labels(call: OpCall, partial: Sequence[PartialRow] = ()) -> Labels | None:
 def additive(call: OpCall) -> Labels | None:
     """Addition and its kin: partial if every operand is a tensor and all are partial together."""
     tensors = isinstance(call.args[1], Spec) if len(call.args) > 1 else True
-    return labels(call, [PartialRow((True,) * len(call.specs))] if tensors and _floating(call) else ())
+    return labels(call, [PartialRow((True,) * len(call.specs))] if tensors and _floating(call) and _finite(call) else ())
 
 
 def multiplicative(call: OpCall) -> Labels | None:
     """Multiplication: linear in each operand alone."""
     if len(call.specs) == 1:
-        return labels(call, [PartialRow((True,))] if _floating(call) else ())
+        return labels(call, [PartialRow((True,))] if _floating(call) and _finite(call) else ())
     return labels(call, [PartialRow((True, False)), PartialRow((False, True))] if _floating(call) else ())
 
 
 def division(call: OpCall) -> Labels | None:
-    """True division by a number: linear. A tensor may hold zeros, and parts divided by zero do not add up to the whole."""
-    plain = call.arg("rounding_mode") is None and _floating(call) and len(call.specs) == 1
+    """True division by a number but zero: linear. A tensor may hold zeros, and parts divided by them do not add up."""
+    plain = call.arg("rounding_mode") is None and _floating(call) and len(call.specs) == 1 and _numbers(call, bool)
     return labels(call, [PartialRow((True,))] if plain else ())
 
 
@@ -80,6 +82,16 @@ def with_buffer(call: OpCall) -> Labels | None:
 def _floating(call: OpCall) -> bool:
     """No operand changes dtype on the way: a partial that is rounded piece by piece would not add up."""
     return all(s.dtype == call.outs[0].dtype for s in call.specs if s.shape)
+
+
+def _finite(call: OpCall) -> bool:
+    """No number is infinite: parts of either sign would become infinities that have no sum."""
+    return _numbers(call, cmath.isfinite)
+
+
+def _numbers(call: OpCall, holds: Callable[[Any], bool]) -> bool:
+    """Whether something holds for every number of a call; what comes with each call is finite and not zero."""
+    return all(holds(a) for a in (*call.args, *call.kwargs.values()) if type(a) in (float, complex, int, bool))
 
 
 ANY = Rule(in_turn, changing=True)
