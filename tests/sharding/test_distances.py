@@ -20,6 +20,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], bool]] =
     "cdist": (torch.cdist, (values(5, 3), values(4, 3, seed=1) + 0.03), True),
     "cdist by product": (torch.cdist, (values(30, 3), values(4, 3, seed=1) + 0.03), False),
     "cdist of a batch": (lambda a, b: torch.cdist(a, b, 1.0), (values(2, 5, 3), values(1, 4, 3, seed=1) + 0.03), True),
+    "cdist of stretched batches": (
+        lambda a, b: torch.cdist(a, b, 1.0),
+        (values(1, 2, 3), values(2, 1, 2, 3, seed=1) + 0.03),
+        True,
+    ),
     "bilinear": (F.bilinear, (values(5, 3), values(5, 4), values(2, 3, 4), values(2)), True),
     "histc": (lambda x: torch.histc(x, 6, -1.5, 1.5), (values(5, 3),), False),
     "histc between extremes": (lambda x: torch.histc(x, 6), (values(5, 3),), False),

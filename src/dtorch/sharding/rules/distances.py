@@ -37,11 +37,12 @@ def distances(call: OpCall) -> Labels:
 
 
 def distance_gradients(call: OpCall) -> Labels:
-    """The first side's gradient is a sum over the rows of the second."""
+    """The first side's gradient is a sum over the rows of the second. Of an empty piece it would lack the batches of the other."""
     last: dict[str, list[str | None]] = {"grad": ["p", "r"], "cdist": ["p", "r"], "x1": ["p", None], "x2": ["r", None]}
     full = call.arg("grad").shape[:-2]
     inputs = [_dims(s.shape, full, last[n]) for n, s in zip(tensor_names(call), call.specs, strict=True)]
-    return Labels(inputs, [_dims(call.outs[0].shape, full, ["p", None])], {"r": "sum"})
+    nonempty = frozenset(("p", "r", *_BATCH))
+    return Labels(inputs, [_dims(call.outs[0].shape, full, ["p", None])], {"r": "sum"}, nonempty=nonempty)
 
 
 def trilinear(call: OpCall) -> Labels:
