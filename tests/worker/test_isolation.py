@@ -67,3 +67,21 @@ def test_the_default_dtype_is_the_worker_s_inside_and_the_client_s_after() -> No
             assert torch.get_default_dtype() is inner
         finally:
             torch.set_default_dtype(torch.float32)
+
+
+class _Inside(torch.Tensor):
+    """A tensor whose operators look what a batch would give in their place."""
+
+    @staticmethod
+    def __new__(cls) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, (2,), dtype=torch.complex64)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        value = torch.tensor([1 + 2j, 3j])
+        with isolated():
+            return (value * value.conj()).real + value.conj().imag
+
+
+def test_conjugates_are_resolved_in_the_middle_of_an_operator() -> None:
+    assert _Inside().sin().tolist() == [5 - 2, 9 - 3]

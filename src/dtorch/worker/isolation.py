@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from threading import Thread
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _len_torch_dispatch_stack
@@ -34,9 +37,24 @@ def isolated(own_dtype: Callable[[], torch.dtype] = lambda: torch.float32) -> It
 
 @contextmanager
 def _no_modes() -> Iterator[None]:
-    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
+    fresh = torch._C._ForceDispatchKeyGuard(*_fresh_keys())
+    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast(), fresh:
         if not _len_torch_dispatch_stack():
             yield
             return
         with _disable_current_modes():
             yield
+
+
+@cache
+def _fresh_keys() -> tuple[Any, Any]:
+    """The dispatch keys that a thread of its own includes and excludes."""
+    found: list[Any] = []
+
+    def look() -> None:
+        found.extend((torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()))
+
+    thread = Thread(target=look, name="dtorch-dispatch-keys")
+    thread.start()
+    thread.join()
+    return found[0], found[1]
