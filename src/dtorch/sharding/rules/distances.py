@@ -37,7 +37,7 @@ def distances(call: OpCall) -> Labels:
 
 
 def distance_gradients(call: OpCall) -> Labels:
-    """The first side's gradient is a sum over the rows of the second. Of an empty piece it would lack the batches of the other."""
+    """The first side's gradient is a sum over the rows of the second. Of an empty piece it would lack the other's batches."""
     last: dict[str, list[str | None]] = {"grad": ["p", "r"], "cdist": ["p", "r"], "x1": ["p", None], "x2": ["r", None]}
     full = call.arg("grad").shape[:-2]
     inputs = [_dims(s.shape, full, last[n]) for n, s in zip(tensor_names(call), call.specs, strict=True)]
