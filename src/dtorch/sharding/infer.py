@@ -37,7 +37,8 @@ def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tupl
     meta_args, meta_kwargs = _on_meta(func, meta_args, meta_kwargs)
     try:
         with torch.no_grad():
-            result = STAND_INS.get(schema_of(func).name, func)(*meta_args, **meta_kwargs)
+            stand_in = None if has_out(func) else STAND_INS.get(schema_of(func).name)
+            result = (stand_in or func)(*meta_args, **meta_kwargs)
     except RuntimeError as error:
         if _lacks_meta_kernel(error):
             return None

@@ -23,6 +23,7 @@ from .call import (
     OutMeta,
     draws,
     functional_of,
+    has_out,
     is_view,
     leaves,
     operator_name,
@@ -107,7 +108,8 @@ def _plan_unsplit(func: OpOverload, args: tuple, kwargs: dict[str, Any], specs: 
     """The plan where nothing varies over the mesh: the operator itself, once."""
     builder, mesh = Builder(operator_name(func), specs, plan_into), specs[0].mesh
     given = replace_leaves((args, kwargs), Changing, lambda c: c.value)
-    inferred = infer_outputs(func, *given)
+    # What an operator with ``out=`` takes, and makes of it, only its kernel knows.
+    inferred = None if has_out(func) else infer_outputs(func, *given)
     builder.random = draws(func, *given)
     whole = (REPLICATE,) * mesh.ndim
     if inferred is None:

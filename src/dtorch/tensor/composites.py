@@ -14,7 +14,7 @@ import torch
 
 from ..sharding.call import leaves, operator_name
 from ..sharding.layouts import not_dense
-from . import moving, special
+from . import moving, outs
 
 _KEY = torch._C.DispatchKey.PythonTLSSnapshot
 Kernel = Callable[[type, Any, tuple, dict[str, Any]], Any]
@@ -30,7 +30,7 @@ def into_out(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         )
     # As in PyTorch, autocast leaves what is written to out= alone.
     with torch.no_grad(), torch._C._DisableAutocast():
-        return special.into_out(cls, func, args, kwargs)
+        return outs.into_out(cls, func, args, kwargs)
 
 
 def split_at(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:

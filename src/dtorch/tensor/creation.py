@@ -19,7 +19,7 @@ from ..sharding.infer import infer_outputs
 from ..sharding.plan import Plan
 from ..sharding.planner import plan_into
 from ..sharding.redistribute import redistribute as plan_redistribute
-from . import construct
+from . import construct, outs
 from .client import current_client
 from .defaults import default_mesh, pop_mesh, push_mesh
 from .dispatch import HANDLER_FAMILIES
@@ -237,10 +237,14 @@ def _into_out(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     placements = [REPLICATE if isinstance(p, Partial) else p for p in out.placements] if same else None
     options = {**kwargs, "dtype": out.dtype, "device_mesh": out.device_mesh, "placements": placements}
     made = create(factory, numbers, {k: v for k, v in options.items() if k != "out"})
-    if out.shape != made.shape:
-        _aten.resize_.default(out, list(made.shape))
-    return _aten.copy_.default(out, made)
+    if func.overloadpacket in _SERIES and out.numel() == made.numel():
+        made = _aten.view.default(made, list(out.shape))
+    outs.put_into(out, made)
+    return out
 
+
+_SERIES = (_aten.arange, _aten.range, _aten.linspace, _aten.logspace)
+"""Factories that PyTorch lets fill an ``out=`` of any shape that has as many elements."""
 
 # Before the random operators: some factories draw.
 HANDLER_FAMILIES.insert(0, (_is_factory_into_out, _into_out))

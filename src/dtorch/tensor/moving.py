@@ -90,7 +90,7 @@ def _same_pieces(source: Spec, target: Spec) -> bool:
     return all(p == q or k == 1 for p, q, k in zip(source.placements, target.placements, source.mesh.shape, strict=True))
 
 
-def _dense_stride(spec: Spec) -> tuple[int, ...]:
+def dense_stride(spec: Spec) -> tuple[int, ...]:
     """The stride of a copy: the spec's own where its elements lie without gaps, else in the same order without them."""
     if torch.ops.aten.is_non_overlapping_and_dense.default(spec.meta):
         return spec.stride
@@ -163,7 +163,7 @@ def redistributed(tensor: Any, mesh: DeviceMesh | None, placements: Sequence[Pla
     if target is source:
         return tensor
     if not _same_pieces(source, target):
-        target = Spec.make(target.mesh, target.placements, target.shape, target.dtype, _dense_stride(source))
+        target = Spec.make(target.mesh, target.placements, target.shape, target.dtype, dense_stride(source))
     else:
         # A view to autograd too, so that a write to either is seen by both.
         out = torch.ops.aten.alias.default(tensor)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..core.program import Call, Draw
-from ..sharding.call import functional_of, has_out, leaves, replace_leaves, returns_written, schema_of, written_args
+from ..sharding.call import functional_of, leaves, replace_leaves, returns_written, schema_of, written_args
 from ..sharding.table import rule_for
 from . import aliasing, dispatch, foreach, moving, silent, tables
 from .client import current_client
@@ -105,25 +105,6 @@ def resized(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return tensor
 
 
-def into_out(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """An operator with ``out=``: its functional form, copied to where it was asked for, resized as PyTorch does."""
-    names = written_args(func)
-    given = dict(zip([a.name for a in schema_of(func).arguments], args, strict=False)) | kwargs
-    outs = leaves([given[name] for name in names], torch.Tensor)
-    functional = functional_of(func)
-    assert functional is not None
-    results = functional(*args, **{k: v for k, v in kwargs.items() if k not in names})
-    for out, result in zip(outs, leaves(results, torch.Tensor), strict=True):
-        if not torch.can_cast(result.dtype, out.dtype):
-            raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {out.dtype}")
-        if out.shape != result.shape:
-            _aten.resize_.default(out, list(result.shape))
-        _aten.copy_.default(out, result)
-    if not schema_of(func).returns:
-        return None
-    return outs[0] if len(outs) == 1 else tuple(outs)
-
-
 def adopted(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """``set_``: the tensor becomes a second hold on another's memory."""
     args[0].data = args[1]
@@ -182,9 +163,10 @@ def mixed(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     written = leaves([placed.get(name) for name in written_args(func)], torch.Tensor)
     for t in written:
         if type(t) is not cls:
-            if t.shape != promoted[id(t)].shape:
-                t.resize_(promoted[id(t)].shape)
-            t.copy_(moving.fetch_whole(promoted[id(t)]))
+            made = promoted[id(t)]
+            if t.shape != made.shape:
+                t.resize_(made.shape).as_strided_(made.shape, made.stride())
+            t.copy_(moving.fetch_whole(made))
     if not returns_written(func):
         return result
     return written[0] if len(written) == 1 else tuple(written)
@@ -222,7 +204,6 @@ def install() -> None:
         handlers[getattr(_aten.to, overload)] = converted
     handlers.update({**silent.HANDLERS, **tables.HANDLERS})
     families = dispatch.HANDLER_FAMILIES
-    families.append((lambda f: has_out(f) and functional_of(f) is not None, into_out))
     families.append((lambda f: torch.Tag.inplace_view in f.tags, reshaped_in_place))
     families.append((foreach.is_foreach, foreach.one_by_one))
     families.append((is_composite, decomposed))
