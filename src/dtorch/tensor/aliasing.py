@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,6 +73,32 @@ def _cannot_be_carried_back(link: Link) -> UsageError:
             "write to the base tensor, or redistribute it to Replicate() first",
         )
     )
+
+
+def resized_within(tensor: Any, size: Sequence[int]) -> bool:
+    """Give a tensor another shape in the memory that it shares with live tensors; False where it shares none.
+
+    Raises:
+        UsageError: it shares memory, and that is too small, or not in the order of its elements.
+    """
+    value, group = tensor._value, tensor._value.group
+    # Held by the tensor or the value, by a name here, and by the question itself.
+    alone = sys.getrefcount(value) <= 3 and (group is None or (sys.getrefcount(group) <= 3 and group.link is None))
+    if alone or not tensor.numel():
+        return False
+    count = math.prod(size)
+    if count > tensor.numel() or not tensor.is_contiguous():
+        raise UsageError(
+            four_parts(
+                f"a new shape {tuple(size)} for a tensor of shape {tuple(tensor.shape)} of which there are views",
+                "a tensor that grows gets memory anew, and its views would be left with what was there before",
+                "resize_, or out= of another shape, on your line",
+                "give out= a tensor of the result's shape, or an empty one",
+            )
+        )
+    flat = _aten.slice.Tensor(_aten.view.default(tensor, [-1]), 0, 0, count)
+    tensor.data = _aten.view.default(flat, list(size))
+    return True
 
 
 def wrote(tensor: Any) -> None:

@@ -17,7 +17,7 @@ from ..core.spec import Spec
 from ..sharding.call import factory_of, functional_of, has_out, leaves, replace_leaves, schema_of, written_args
 from ..sharding.infer import infer_outputs
 from ..sharding.probe import check_dtypes
-from . import dispatch, moving, special
+from . import aliasing, dispatch, moving, special
 from .client import current_client
 from .wrapper import wrap
 
@@ -113,8 +113,12 @@ def _global(made: Any, like: Any) -> Any:
 
 
 def put_into(out: Any, result: Any) -> None:
-    """Write a result where it was asked for. An ``out=`` of another shape gets memory anew, which lies as the result does."""
-    if out.shape == result.shape:
+    """Write a result where it was asked for.
+
+    An ``out=`` of another shape gets memory anew, which lies as the result does; but if others share its memory, it stays
+    in that.
+    """
+    if out.shape == result.shape or aliasing.resized_within(out, result.shape):
         _aten.copy_.default(out, result)
         return
     whole = [REPLICATE if isinstance(p, Partial) else p for p in result._spec.placements]
@@ -133,23 +137,27 @@ def itself(cls: type, func: Any, args: tuple, kwargs: Named) -> Any:
     outs = _outs(func, args, kwargs)
     mesh = outs[0]._spec.mesh
     only_written = {a.name for a in schema_of(func).arguments if a.is_out}
-    read = {id(t) for t in leaves((args, [v for k, v in kwargs.items() if k not in only_written]), torch.Tensor)}
+    read, written = (
+        {id(t._value) for t in leaves(tree, torch.Tensor)}
+        for tree in ((args, [v for k, v in kwargs.items() if k not in only_written]), outs)
+    )
     stand_ins: dict[int, Any] = {}
 
     def stand_in(t: Any) -> Any:
-        if id(t) not in stand_ins:
-            shown = t if id(t) in read else _aten.new_empty_strided.default(t, list(t.shape), list(t.stride()))
+        key = id(t._value)
+        if key not in stand_ins:
+            shown = t if key in read else _aten.new_empty_strided.default(t, list(t.shape), list(t.stride()))
             whole = moving.move(shown, shown._spec.replace((REPLICATE,) * mesh.ndim, mesh))
-            stand_ins[id(t)] = whole.clone() if whole._value is t._value else whole
-        return stand_ins[id(t)]
+            stand_ins[key] = whole.clone() if key in written and whole._value is t._value else whole
+        return stand_ins[key]
 
     run = special.drawn if torch.Tag.nondeterministic_seeded in func.tags else dispatch.ordinary
     run(cls, func, *replace_leaves((args, kwargs), torch.Tensor, stand_in))
-    written = [stand_ins[id(out)] for out in outs]
-    told = [current_client().request(Fetch(t._value.handle, describe=True))[0] for t in written]
-    for out, made, (shape, stride, _) in zip(outs, written, told, strict=True):
+    made = [stand_in(out) for out in outs]
+    told = [current_client().request(Fetch(t._value.handle, describe=True))[0] for t in made]
+    for out, of, (shape, stride, _) in zip(outs, made, told, strict=True):
         spec = Spec.make(mesh, (REPLICATE,) * mesh.ndim, shape, out.dtype, stride)
-        put_into(out, wrap(cls, spec, made._value))
+        put_into(out, wrap(cls, spec, of._value))
     return _returned(func, outs)
 
 

@@ -95,8 +95,10 @@ def reshaped_in_place(cls: type, func: Any, args: tuple, kwargs: dict[str, Any])
 
 
 def resized(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """``resize_``: the tensor gets memory of its own, replicated; as in PyTorch, what is new in it has no defined value."""
+    """``resize_``: the tensor gets memory anew, replicated; as in PyTorch, what is new in it has no defined value."""
     tensor, size = args[0], args[1]
+    if tensor.shape == torch.Size(size) or aliasing.resized_within(tensor, size):
+        return tensor
     count = torch.Size(size).numel()
     flat = _aten.reshape.default(tensor, [-1])
     if count > tensor.numel():
