@@ -81,10 +81,7 @@ def resized_within(tensor: Any, size: Sequence[int]) -> bool:
     Raises:
         UsageError: it shares memory, and that is too small, or not in the order of its elements.
     """
-    value, group = tensor._value, tensor._value.group
-    # Held by the tensor or the value, by a name here, and by the question itself.
-    alone = sys.getrefcount(value) <= 3 and (group is None or (sys.getrefcount(group) <= 3 and group.link is None))
-    if alone or not tensor.numel():
+    if _alone(tensor):
         return False
     count = math.prod(size)
     if count > tensor.numel() or not tensor.is_contiguous():
@@ -99,6 +96,16 @@ def resized_within(tensor: Any, size: Sequence[int]) -> bool:
     flat = _aten.slice.Tensor(_aten.view.default(tensor, [-1]), 0, 0, count)
     tensor.data = _aten.view.default(flat, list(size))
     return True
+
+
+def _alone(tensor: Any) -> bool:
+    """Whether nothing that the user still has shares a tensor's memory."""
+    value, group, base = tensor._value, tensor._value.group, tensor._base
+    # Each is held by its owner, by a name here, and by the question itself. A view's base is owned by autograd.
+    bases = int(base is not None and sys.getrefcount(base) <= 3)
+    if sys.getrefcount(value) > 3 or (group is not None and sys.getrefcount(group) > 3 + bases):
+        return False
+    return group is None or group.link is None or _alone(group.link.base)
 
 
 def wrote(tensor: Any) -> None:

@@ -89,6 +89,34 @@ KEPT = {
     "an extreme of no complex numbers": """
         a = given((5, 0, 6), torch.complex64, 24, [Shard(2)])
         b = a.amax(-1)""",
+    "an out= that shares memory with what it was cut from": """
+        a = given((5,), torch.float32, 86, [Shard(0)])
+        b = a[1:4]
+        c = given((2,), torch.float32, 17, [Replicate()])
+        torch.remainder(c, -1, out=a)
+        b.add_(1)
+        d = given((4,), torch.float32, 3, [Partial()])
+        torch.sum(d, 0, out=a)""",
+    "an out= that is a view of what nobody has": """
+        a = given((0, 0, 2), torch.complex64, 20, [Replicate()])
+        b = given((3, 2), torch.complex64, 94, [Shard(0)])
+        c = given((3,), torch.complex64, 70, [Replicate()])
+        d = torch.nn.functional.linear(a, b, c)
+        torch.sum(b, 0, out=d)""",
+    "sums and products in the dtype of out=": """
+        a = given((5, 3), torch.float32, 20, [Partial()])
+        b = given((3,), torch.bool, 1, [Shard(0)])
+        torch.sum(a, 0, out=b)
+        c = given((0,), torch.int64, 1, [Shard(0)])
+        torch.prod(a, 1, out=c)
+        d = given((4, 4), torch.complex64, 1, [Shard(1)])
+        torch.cumsum(a, 1, out=d)""",
+    "an out= of another dtype is refused": """
+        a = given((5, 3), torch.float32, 20, [Shard(0)])
+        b = given((3,), torch.float64, 1, [Shard(0)])
+        torch.amax(a, 0, out=b)
+        c = given((5, 3), torch.float64, 1, [Shard(0)])
+        torch.neg(a, out=c)""",
     "an empty piece of an expanded gradient": """
         a = given((1,), torch.complex64, 82, [Shard(0)], grad=True)
         b = torch.view_as_real(a)

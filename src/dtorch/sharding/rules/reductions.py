@@ -51,6 +51,18 @@ def reduction(op: str | None, partial: tuple[str, ...] = (), nonempty: bool = Fa
     return shard
 
 
+def linear_sum(call: OpCall) -> Labels:
+    """``sum``: linear, but where it casts what it adds to a dtype that drops some of it."""
+    source, target = call.specs[0].dtype, call.outs[0].dtype
+    drops = target == torch.bool or (not is_integral(source) and is_integral(target))
+    return reduction("sum", () if drops else LINEAR_OPS)(call)
+
+
+def is_integral(dtype: torch.dtype) -> bool:
+    """Whether a dtype holds no fractions."""
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
 def when_sharded(program: Any) -> ProgramFn:
     """Use a program only where the reduced dims are split; elsewhere the row is cheaper."""
 
@@ -139,7 +151,7 @@ _MAX = Rule(reduction("max", ("max",), nonempty=True), extreme(_aten.amax.defaul
 _MIN = Rule(reduction("min", ("min",), nonempty=True), extreme(_aten.amin.default, "min", greatest))
 
 TABLE = {
-    "sum": Rule(reduction("sum", LINEAR_OPS)),
+    "sum": Rule(linear_sum),
     "nansum": Rule(reduction("sum")),
     "count_nonzero": Rule(reduction("sum")),
     "mean": Rule(reduction(None, LINEAR_OPS), when_sharded(mean)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..draw import Draw
+from .. import memory
+from ..draw import Declined, Draw
 from .indexing import scattered
 from .views import index_of
 
@@ -87,8 +88,7 @@ def out(draw: Draw) -> None:
     a = draw.given(tuple(value.shape), value.dtype if draw.chance(0.7) else None)
     b = draw.given(draw.into(value.shape), value.dtype)
     choices = [f"torch.add({a}, {b}, out={t})", f"torch.mul({a}, {b}, out={t})", f"torch.eq({a}, {b}, out={t})"]
-    # PyTorch's sum takes the dtype of a boolean destination; dtorch, like its meta kernels, refuses it.
-    if value.ndim and value.dtype is not torch.bool:
+    if value.ndim:
         d = draw.dim(t, negative=False)
         wide = (*value.shape[:d], draw.size(), *value.shape[d + 1 :])
         taller = (*value.shape[:d], draw.size(), *value.shape[d:])
@@ -104,6 +104,56 @@ def out(draw: Draw) -> None:
         left, right = draw.given((value.shape[0], k), value.dtype), draw.given((k, value.shape[1]), value.dtype)
         choices.append(f"torch.mm({left}, {right}, out={t})")
     draw.emit(draw.one(choices), results=0)
+
+
+def out_of_any_kind(draw: Draw) -> None:
+    """``out=`` of another shape and dtype than the result's: cast, resized or refused."""
+    a = draw.tensor(lambda t: not t.requires_grad, exact=True)
+    call = _call(draw, a)
+    try:
+        result = eval(f"{call})", draw.plain.names)
+    except Exception:
+        raise Declined from None
+    if draw.chance(0.5):
+        shape = draw.one((tuple(result.shape), tuple(result.shape), (0,), draw.shape()))
+        t = draw.given(shape, result.dtype if draw.chance(0.3) else None)
+    else:
+        t = draw.target(lambda t: not t.requires_grad)
+    if memory.of(draw.value(t)) == memory.of(draw.value(a)) or _leaves_views(draw, t, result) or _spoils(draw, call, t):
+        raise Declined
+    draw.emit(f"{call}, out={t})", results=0)
+
+
+def _call(draw: Draw, a: str) -> str:
+    """A call on a tensor, but for the closing bracket."""
+    choices = [f"torch.{name}({a}" for name in ("neg", "abs", "square", "sign", "logical_not", "relu", "trunc")]
+    choices += [f"torch.{name}({a}, {draw.number(a)}" for name in ("add", "mul", "eq", "gt", "sub", "clamp", "remainder")]
+    if draw.value(a).ndim:
+        d = draw.dim(a)
+        choices += [f"torch.{name}({a}, {d}" for name in ("sum", "sum", "prod", "amax", "amin", "any", "all", "cumsum", "argmax")]
+        choices += [f"torch.cat([{a}, {a}], {d}", f"torch.stack([{a}, {a}], {d}", f"torch.cumprod({a}, {d}"]
+    if draw.value(a).ndim == 2:
+        choices += [f"torch.tril({a}", f"torch.mm({a}, {a}.mT", f"torch.kron({a}, {a}"]
+    return draw.one(choices)
+
+
+def _leaves_views(draw: Draw, t: str, result: torch.Tensor) -> bool:
+    """Whether PyTorch would give memory that others see another size, which dtorch refuses."""
+    value, held = draw.value(t), draw.plain.tensors()
+    if value.shape == result.shape or (result.numel() <= value.numel() and value.is_contiguous()):
+        return False
+    return any(u is not None and n != t and memory.of(u) == memory.of(value) for n, u in held.items())
+
+
+def _spoils(draw: Draw, call: str, t: str) -> bool:
+    """Whether PyTorch refuses the call, and only after it has resized or written to ``out=``."""
+    value = draw.value(t)
+    copy = value.clone()
+    try:
+        eval(f"{call}, out=copy)", {**draw.plain.names, "copy": copy})
+    except Exception:
+        return not torch.equal(copy, value)
+    return False
 
 
 def along(draw: Draw) -> None:
@@ -144,6 +194,7 @@ ROWS = (
     (4, by_mask),
     (5, by_index),
     (3, out),
+    (4, out_of_any_kind),
     (2, along),
     (1, reshape),
     (2, random),
