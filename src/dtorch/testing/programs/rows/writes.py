@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import torch
 
 from .. import memory
@@ -110,10 +113,9 @@ def out_of_any_kind(draw: Draw) -> None:
     """``out=`` of another shape and dtype than the result's: cast, resized or refused."""
     a = draw.tensor(lambda t: not t.requires_grad, exact=True)
     call = _call(draw, a)
-    try:
-        result = eval(f"{call})", draw.plain.names)
-    except Exception:
-        raise Declined from None
+    result = _tried(f"{call})", draw.plain.names)
+    if result is None:
+        raise Declined
     if draw.chance(0.5):
         shape = draw.one((tuple(result.shape), tuple(result.shape), (0,), draw.shape()))
         t = draw.given(shape, result.dtype if draw.chance(0.3) else None)
@@ -149,11 +151,18 @@ def _spoils(draw: Draw, call: str, t: str) -> bool:
     """Whether PyTorch refuses the call, and only after it has resized or written to ``out=``."""
     value = draw.value(t)
     copy = value.clone()
+    taken = _tried(f"{call}, out=copy)", {**draw.plain.names, "copy": copy}) is not None
+    return not taken and not torch.equal(copy, value)
+
+
+def _tried(text: str, names: dict[str, Any]) -> torch.Tensor | None:
+    """What plain PyTorch makes of an expression, or None where it refuses."""
     try:
-        eval(f"{call}, out=copy)", {**draw.plain.names, "copy": copy})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return eval(text, names)
     except Exception:
-        return not torch.equal(copy, value)
-    return False
+        return None
 
 
 def along(draw: Draw) -> None:
