@@ -118,6 +118,8 @@ def test_a_convolution_s_other_arguments_do_not_matter(options: dict[str, Any]) 
 def test_what_only_elements_would_refuse_is_accepted_where_there_are_none() -> None:
     compare(lambda x: x[:0] // 0, tensor(torch.int64))
     compare(lambda x: x[:, :0].index_select(1, torch.zeros(0, dtype=torch.int64)), tensor(torch.int64))
+    for other in (torch.complex64, torch.float64, torch.int64):
+        compare(lambda x, y: torch.bmm(x[None], y[None, :, :0]), torch.ones(3, 4), torch.ones(4, 2, dtype=other))
 
 
 def test_the_words_are_pytorch_s() -> None:

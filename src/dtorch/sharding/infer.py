@@ -12,6 +12,7 @@ from ..core.spec import Spec
 from .call import OutMeta, has_out, leaves, operator_name, replace_leaves, schema_of
 from .layouts import check_dense, is_dense, not_dense
 from .metakernels import CORRECTIONS, STAND_INS
+from .probe import kernel_takes
 
 _DYNAMIC_TAGS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 # Their shape depends on data only where an index is a mask, which their meta kernels refuse.
@@ -40,7 +41,7 @@ def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tupl
             stand_in = None if has_out(func) else STAND_INS.get(schema_of(func).name)
             result = (stand_in or func)(*meta_args, **meta_kwargs)
     except RuntimeError as error:
-        if _lacks_meta_kernel(error):
+        if _lacks_meta_kernel(error) or kernel_takes(func, args, kwargs):
             return None
         raise
     made = leaves(result, torch.Tensor)
