@@ -164,6 +164,10 @@ def _bin_counts(self: torch.Tensor, bins: Sequence[Any], **kwargs: Any) -> torch
     return self.new_empty([n if isinstance(n, int) else n.shape[0] - 1 for n in bins])
 
 
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Steps of optimizers return nothing; they have no meta kernel."""
+
+
 def _where(condition: torch.Tensor, *rest: Any) -> torch.Tensor:
     """Bytes, which the kernels take for truth, and the meta kernel refuses."""
     return _aten.where(condition.bool(), *rest)
@@ -218,6 +222,7 @@ CORRECTIONS: dict[str, Correct] = {
 
 STAND_INS: dict[str, Callable[..., Any]] = {
     "aten::nansum": _nansum,
+    **{f"aten::_fused_{name}_": _nothing for name in ("adagrad", "adam", "adamw", "sgd")},
     "aten::_linalg_check_errors": lambda info, api_name, *, is_matrix: None,
     "aten::_histogramdd_bin_edges": _bin_edges,
     "aten::_histogramdd_from_bin_cts": _bin_counts,
