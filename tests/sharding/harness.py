@@ -141,6 +141,15 @@ def pieces_fit(tensor: dtorch.Tensor, where: str = "") -> None:
         assert piece.is_contiguous() or not spec.meta.is_contiguous(), (
             f"local stride {stride} of piece {number}, {spec} is contiguous {where}"
         )
+        wanted_order = [d for d in _order(spec.stride) if shape[d] > 1]
+        assert piece.numel() == 0 or wanted_order == [d for d in _order(stride) if shape[d] > 1], (
+            f"local stride {stride} of piece {number} of shape {shape}, {spec} has {spec.stride} {where}"
+        )
+
+
+def _order(stride: Sequence[int]) -> list[int]:
+    """Dims from the largest stride to the smallest."""
+    return sorted(range(len(stride)), key=lambda d: -stride[d])
 
 
 def stays(fn: Callable[..., Any], *inputs: torch.Tensor, mesh: Sequence[int], placements: Sequence[Sequence[Placement]]) -> Any:
