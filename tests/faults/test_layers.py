@@ -14,7 +14,9 @@ import dtorch
 from dtorch import Partial, Replicate, Shard, init_device_mesh
 from tests.sharding.harness import check, place, same, values
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*has no sharding rule:RuntimeWarning", "ignore:enable_nested_tensor", "ignore:.*oneDNN")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*has no sharding rule:RuntimeWarning", "ignore:enable_nested_tensor", "ignore:.*oneDNN"
+)
 R = Replicate()
 LINE, GRID = init_device_mesh("cpu", 3), init_device_mesh("cpu", (2, 2))
 HOMES = [
@@ -95,7 +97,9 @@ def test_mean_losses_and_gradients_of_uneven_and_empty_shards(fn: Callable) -> N
         check(fn, values(7, 5), grad=True, rule=False, meshes=meshes, limit=6, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("home", [(GRID, (Shard(0), Shard(2))), (GRID, (Shard(2), Shard(1))), (GRID, (Shard(1), Shard(2)))], ids=str)
+@pytest.mark.parametrize(
+    "home", [(GRID, (Shard(0), Shard(2))), (GRID, (Shard(2), Shard(1))), (GRID, (Shard(1), Shard(2)))], ids=str
+)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_a_loss_of_logits_split_over_batch_and_vocabulary(home: tuple, reduction: str) -> None:
     logits, target = values(3, 4, 7), torch.randint(0, 7, (3, 4))

@@ -15,7 +15,9 @@ import dtorch
 from dtorch import DeviceMesh, MeshError, Replicate, Shard, init_device_mesh
 from tests.sharding.harness import check, place, same, values
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*has no sharding rule:RuntimeWarning", "ignore:.*torch.jit.script:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*has no sharding rule:RuntimeWarning", "ignore:.*torch.jit.script:DeprecationWarning"
+)
 R = Replicate()
 LINE, GRID, FAR = init_device_mesh("cpu", 3), init_device_mesh("cpu", (2, 2)), DeviceMesh("cpu", [8, 9])
 HOMES = [(LINE, (Shard(0),)), (LINE, (Shard(1),)), (GRID, (Shard(0), Shard(1))), (GRID, (Shard(0), Shard(0)))]
@@ -39,12 +41,20 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], object]] = {
     "copied out": lambda z: torch.zeros(5, 4).copy_(z),
     "added into a plain one": lambda z: torch.ones(5, 4).add_(z),
     "products": lambda z: (z @ torch.ones(4, 2), torch.ones(2, 5) @ z, torch.ones(5) @ z, F.linear(z, torch.ones(3, 4))),
-    "joined": lambda z: (torch.cat([z, torch.ones(2, 4)]), torch.stack([torch.ones(5, 4), z]), torch.where(z > 0, z, torch.ones(()))),
+    "joined": lambda z: (
+        torch.cat([z, torch.ones(2, 4)]),
+        torch.stack([torch.ones(5, 4), z]),
+        torch.where(z > 0, z, torch.ones(())),
+    ),
     "einsum": lambda z: torch.einsum("ij,kj->ik", z, torch.ones(3, 4)),
     "compared": lambda z: (z > torch.zeros(4), torch.maximum(z, torch.zeros(5, 1)), torch.equal(z, z * 1)),
     "scattered": lambda z: z.scatter_add(0, torch.tensor([[4, 0, 0, 1]]), torch.ones(1, 4)),
     "searched": lambda z: torch.searchsorted(torch.tensor([-1.0, 0.0, 1.0]), z),
-    "tensor and number": lambda z: (z.add(torch.tensor(1), alpha=2), torch.add(torch.tensor(1.5), z), torch.clamp(z, torch.zeros(4), torch.ones(4))),
+    "tensor and number": lambda z: (
+        z.add(torch.tensor(1), alpha=2),
+        torch.add(torch.tensor(1.5), z),
+        torch.clamp(z, torch.zeros(4), torch.ones(4)),
+    ),
     "lerp": lambda z: torch.lerp(torch.zeros(5, 4), z, torch.full((5, 4), 0.25)),
 }
 
@@ -126,7 +136,9 @@ def test_low_rank_corrections_of_global_weights(home: tuple, plain_input: bool, 
         y.pow(2).mean().backward()
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
         optimizer.step()
-        results.append([whole(t) for t in (y, x.grad, *(p.grad for p in (model.down.weight, model.up.weight)), *model.parameters())])
+        results.append(
+            [whole(t) for t in (y, x.grad, *(p.grad for p in (model.down.weight, model.up.weight)), *model.parameters())]
+        )
         assert type(model.down.weight) is nn.Parameter and not isinstance(model.down.weight, dtorch.Tensor)
     same(results[1], results[0], str(home), rtol=1e-4, atol=1e-5)
 

@@ -21,7 +21,9 @@ WITHOUT_GRADIENT: dict[str, Callable[[torch.Tensor], object]] = {
     "segment_reduce": lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([2, 0, 3]), axis=0),
     "segment_reduce by offsets": lambda x: torch.segment_reduce(x, "max", offsets=torch.tensor([0, 2, 5]), axis=0),
     "_unsafe_masked_index": lambda x: torch.ops.aten._unsafe_masked_index(x, MASK[:, :1], [ROWS], 0.0),
-    "_unsafe_masked_index_put_accumulate": lambda x: torch.ops.aten._unsafe_masked_index_put_accumulate(x, MASK[:, :1], [ROWS], x),
+    "_unsafe_masked_index_put_accumulate": lambda x: torch.ops.aten._unsafe_masked_index_put_accumulate(
+        x, MASK[:, :1], [ROWS], x
+    ),
     "addbmm": lambda x: torch.addbmm(x[:2, :2], x.view(1, 5, 3)[:, :2], x.view(1, 5, 3)[:, 2:].transpose(1, 2)[:, :, :2]),
     "allclose": lambda x: torch.allclose(x, x + 1e-9),
     "argwhere": lambda x: torch.argwhere(x > 0),
@@ -85,9 +87,7 @@ WITHOUT_GRADIENT: dict[str, Callable[[torch.Tensor], object]] = {
     "fractional pooling": lambda x: F.fractional_max_pool2d(
         x.view(1, 1, 5, 3), 2, output_size=(2, 2), _random_samples=torch.full((1, 1, 2), 0.5)
     ),
-    "scatter_reduce": lambda x: tuple(
-        x.scatter_reduce(0, INDEX, x[:2], how) for how in ("sum", "prod", "mean", "amax", "amin")
-    ),
+    "scatter_reduce": lambda x: tuple(x.scatter_reduce(0, INDEX, x[:2], how) for how in ("sum", "prod", "mean", "amax", "amin")),
     "linear_cross_entropy of parts": lambda x: F.cross_entropy(x @ torch.ones(3, 4), torch.tensor([0, 3, 1, -100, 2])),
     "cartesian_prod": lambda x: torch.cartesian_prod(x[:, 0], x[0]),
     "kthvalue": lambda x: (*x.kthvalue(2, 0), *x.sort(dim=0, stable=True), *torch.topk(x, 2), *torch.topk(x, 3)),

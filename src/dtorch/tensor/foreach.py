@@ -42,7 +42,11 @@ def one_by_one(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any
         if name.removesuffix("_") in _VALUE_BY_NAME and len(row) > 3:
             named["value"] = row.pop()
         out.append(single(*row, **named))
-    return out if schema.returns else None
+    if schema.returns:
+        return out
+    # Below autograd nobody counts the writes to the elements, and what was saved of them would be taken for unchanged.
+    torch.autograd.graph.increment_version([t for t in args[0] if not t.is_inference()])
+    return None
 
 
 def is_fused(func: Any) -> bool:
