@@ -220,5 +220,5 @@ def test_lengths_that_do_not_fit_are_refused_as_in_torch() -> None:
     x = place(values(3, 5, 4), LINE, (Shard(0),))
     with pytest.raises(RuntimeError, match="sorted in decreasing order"):
         nn.utils.rnn.pack_padded_sequence(x, [2, 5, 3], batch_first=True)
-    with pytest.raises(RuntimeError, match="batch_size|batch size"):
+    with pytest.raises(RuntimeError, match=r"batch_size|batch size"):
         nn.utils.rnn.pack_padded_sequence(x, [5, 3], batch_first=True)

@@ -192,5 +192,5 @@ def test_vectorised_functions(fn: Callable) -> None:
 
 def test_forward_over_reverse_is_refused_in_four_parts() -> None:
     """PyTorch asks for gradients without data there, which no device of a mesh can hold."""
-    with pytest.raises(MeshError, match="(?s)meta.*rule:.*where:.*to do:"):
+    with pytest.raises(MeshError, match=r"(?s)meta.*rule:.*where:.*to do:"):
         torch.func.hessian(lambda v: v.pow(3).sum())(place(values(4), LINE, (Shard(0),)))

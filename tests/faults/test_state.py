@@ -73,7 +73,7 @@ def test_weights_go_from_placement_to_placement(source: tuple, target: tuple) ->
 def test_weights_that_do_not_fit_are_refused_as_in_torch(home: tuple) -> None:
     target = placed_copy(model(), home)
     before = {k: t.to_torch() for k, t in target.state_dict().items()}
-    with pytest.raises(RuntimeError, match="size mismatch for 0.weight"):
+    with pytest.raises(RuntimeError, match=r"size mismatch for 0\.weight"):
         target.load_state_dict({**model().state_dict(), "0.weight": torch.zeros(16, 17)})
     with pytest.raises(RuntimeError, match="Missing key"):
         target.load_state_dict({"0.weight": torch.zeros(17, 17)})
