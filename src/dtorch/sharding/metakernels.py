@@ -51,12 +51,12 @@ def _convolution(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwarg
 
 def channels_last(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether a tensor counts as laid out channels last; one that is contiguous as well does not."""
-    wanted = channels_last_stride(shape) if len(shape) in (4, 5) else None
+    wanted = channels_last_stride(shape) if len(shape) in (3, 4, 5) else None
     return wanted is not None and tuple(stride) == wanted and wanted != contiguous_stride(shape)
 
 
 def channels_last_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    """Stride of a batch of images or volumes in channels-last layout."""
+    """Stride of a batch of lines, images or volumes in channels-last layout."""
     _, channels, *spatial = shape
     inner = contiguous_stride([*spatial, channels])
     return (max(math.prod(shape[1:]), 1), 1, *inner[:-1])
