@@ -17,7 +17,7 @@ def pack_padded_sequence(cls: type, func: Any, args: tuple, kwargs: dict[str, An
     lengths = moving.fetch_whole(lengths) if isinstance(lengths, cls) else lengths
     if not isinstance(sequences, cls):
         return func(sequences, lengths, batch_first)
-    steps = sequences.transpose(0, 1) if batch_first else sequences
+    steps: Any = sequences.transpose(0, 1) if batch_first else sequences
     numbers = torch.arange(steps.shape[0] * steps.shape[1]).view(*steps.shape[:2], 1)
     rows, sizes = func(numbers, lengths, False)
     return steps.flatten(0, 1).index_select(0, rows[:, 0]), sizes
