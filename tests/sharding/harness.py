@@ -125,8 +125,11 @@ def same(actual: Any, expected: Any, where: str, rtol: float | None = None, atol
         assert actual == expected, f"{actual!r}, expected {expected!r} {where}"
 
 
-def pieces_fit(tensor: dtorch.Tensor, where: str = "") -> None:
-    """Assert that the local tensors have exactly the shapes and dtype that the spec promises, and allow the same views."""
+def pieces_fit(tensor: dtorch.Tensor, where: str = "", ordered: bool = False) -> None:
+    """Assert that the local tensors have exactly the shapes and dtype that the spec promises, and allow the same views.
+
+    ``ordered`` asks of every layout what is otherwise asked of contiguous ones: dims lie in memory in the order of the whole.
+    """
     spec = tensor._spec
     assert tensor.shape == spec.shape and tensor.stride() == spec.stride and tensor.dtype == spec.dtype, (
         f"{spec} is not what the tensor says {where}"
@@ -141,6 +144,15 @@ def pieces_fit(tensor: dtorch.Tensor, where: str = "") -> None:
         assert piece.is_contiguous() or not spec.meta.is_contiguous(), (
             f"local stride {stride} of piece {number}, {spec} is contiguous {where}"
         )
+        wanted_order = [d for d in _order(spec.stride) if shape[d] > 1]
+        assert not ordered or piece.numel() == 0 or wanted_order == [d for d in _order(stride) if shape[d] > 1], (
+            f"local stride {stride} of piece {number} of shape {shape}, {spec} has {spec.stride} {where}"
+        )
+
+
+def _order(stride: Sequence[int]) -> list[int]:
+    """Dims from the largest stride to the smallest."""
+    return sorted(range(len(stride)), key=lambda d: -stride[d])
 
 
 def stays(fn: Callable[..., Any], *inputs: torch.Tensor, mesh: Sequence[int], placements: Sequence[Sequence[Placement]]) -> Any:

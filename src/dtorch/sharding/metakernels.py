@@ -51,12 +51,12 @@ def _convolution(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwarg
 
 def channels_last(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether a tensor counts as laid out channels last; one that is contiguous as well does not."""
-    wanted = channels_last_stride(shape) if len(shape) in (4, 5) else None
+    wanted = channels_last_stride(shape) if len(shape) in (3, 4, 5) else None
     return wanted is not None and tuple(stride) == wanted and wanted != contiguous_stride(shape)
 
 
 def channels_last_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    """Stride of a batch of images or volumes in channels-last layout."""
+    """Stride of a batch of lines, images or volumes in channels-last layout."""
     _, channels, *spatial = shape
     inner = contiguous_stride([*spatial, channels])
     return (max(math.prod(shape[1:]), 1), 1, *inner[:-1])
@@ -164,6 +164,10 @@ def _bin_counts(self: torch.Tensor, bins: Sequence[Any], **kwargs: Any) -> torch
     return self.new_empty([n if isinstance(n, int) else n.shape[0] - 1 for n in bins])
 
 
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Steps of optimizers return nothing; they have no meta kernel."""
+
+
 def _where(condition: torch.Tensor, *rest: Any) -> torch.Tensor:
     """Bytes, which the kernels take for truth, and the meta kernel refuses."""
     return _aten.where(condition.bool(), *rest)
@@ -218,6 +222,7 @@ CORRECTIONS: dict[str, Correct] = {
 
 STAND_INS: dict[str, Callable[..., Any]] = {
     "aten::nansum": _nansum,
+    **{f"aten::_fused_{name}_": _nothing for name in ("adagrad", "adam", "adamw", "sgd")},
     "aten::_linalg_check_errors": lambda info, api_name, *, is_matrix: None,
     "aten::_histogramdd_bin_edges": _bin_edges,
     "aten::_histogramdd_from_bin_cts": _bin_counts,

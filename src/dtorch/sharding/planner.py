@@ -37,7 +37,7 @@ from .cost import LATENCY_NBYTES, change_cost, group_nbytes
 from .infer import infer_outputs
 from .labels import Candidate
 from .plan import Plan
-from .redistribute import redistribute
+from .redistribute import expanded_again, redistribute
 from .rule import Rule
 from .table import rule_for
 
@@ -69,26 +69,10 @@ def plan_call(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Plan:
     view = is_view(func) and not written_args(func)
     aliases = view and len(builder.steps) == 1 and not builder.comms
     if view and not aliases:
-        outs = [_expanded_again(builder, v) for v in outs]
+        outs = [expanded_again(builder, v) for v in outs]
     known = tuple(v.spec for v in outs) if tree is not None else ()
     mesh = builder.home or builder.meshes[0]
     return Plan(builder.define(outs), known, tree, tuple(builder.comms), how, mesh, aliases, _settled_inputs(builder))
-
-
-def _expanded_again(builder: Builder, value: Value) -> Value:
-    """A view that is a copy shows an element as often in its pieces' memory, too: a write to one of them is one to all."""
-    spec = value.spec
-    steps = zip(spec.shape, spec.stride, strict=True)
-    dims = [d for d, (n, step) in enumerate(steps) if step == 0 and n > 1 and not spec.sharding_axes(d)]
-    for d in dims:
-        shape = [1 if e == d else n for e, n in enumerate(value.spec.shape)]
-        once = Spec.make(spec.mesh, spec.placements, shape, spec.dtype, spec.stride)
-        value = builder.local("aten::slice.Tensor", [value, d, 0, 1], {}, [once])[0]
-    if not dims:
-        return value
-    return builder.local("aten::expand.default", [value, [n if d in dims else -1 for d, n in enumerate(spec.shape)]], {}, [spec])[
-        0
-    ]
 
 
 def _settled_inputs(builder: Builder) -> tuple[tuple[int, Spec], ...]:

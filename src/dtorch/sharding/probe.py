@@ -62,6 +62,24 @@ def kernel_takes(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
     return True
 
 
+def check_overlap(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """See that an elementwise write is to no expanded tensor: on pieces each element could have memory of its own.
+
+    Raises:
+        RuntimeError: it is, in PyTorch's words.
+    """
+    schema = schema_of(func)
+    if schema.name in ALIKE or not (torch.Tag.pointwise in func.tags or schema.name == "aten::copy_"):
+        return
+    given = dict(zip([a.name for a in schema.arguments], args, strict=False)) | kwargs
+    for spec in leaves([given.get(name) for name in written_args(func)], Spec):
+        if any(step == 0 and n > 1 for step, n in zip(spec.stride, spec.shape, strict=True)):
+            raise RuntimeError(
+                "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+                "Please clone() the tensor before performing the operation."
+            )
+
+
 def _enough(func: OpOverload, kwargs: dict[str, Any]) -> int:
     """Elements along each dim: one, or as many as a variance needs not to warn."""
     if schema_of(func).name.removeprefix("aten::") not in SPREADS:
@@ -125,3 +143,6 @@ INDEXED = _named(
     masked_scatter masked_fill embedding nll_loss_forward bucketize searchsorted"""
 )
 """Operators that take sizes of one with every index 0."""
+
+ALIKE = ("aten::fill_", "aten::zero_", "aten::masked_fill_")
+"""Elementwise writes that PyTorch lets have an expanded tensor."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from ..core.placements import REPLICATE, Partial, Placement, Placements, Replicate, Shard
 from ..core.spec import Spec
-from .builder import Builder, Value
+from .builder import Builder, Value, Varying
 from .cost import LATENCY_NBYTES
 from .exchange import Parts, nbytes_moved, parts_of
 
@@ -29,6 +29,29 @@ def redistribute(builder: Builder, value: Value, target: Spec) -> Value:
     """Append the steps that bring a value to the target's mesh and placements (shape and dtype alike)."""
     if value.spec is target:
         return value
+    moved = _moved(builder, value, target)
+    return moved if moved.slot == value.slot or value.spec.stride != target.stride else expanded_again(builder, moved)
+
+
+def expanded_again(builder: Builder, value: Value) -> Value:
+    """A value whose pieces show an element as often in their memory as the whole does, and no order of their own there.
+
+    A write to one of them is one to all, and operators lay their results out on pieces as they do on the whole.
+    """
+    spec = value.spec
+    dims = [d for d, (n, step) in enumerate(zip(spec.shape, spec.stride, strict=True)) if step == 0 and n > 1]
+    if not dims:
+        return value
+    for d in dims:
+        value = builder.local("aten::slice.Tensor", [value, d, 0, 1], {}, [spec])[0]
+
+    def sizes(coord: tuple[int, ...]) -> list[int]:
+        return [n if d in dims else -1 for d, n in enumerate(spec.local_box(coord)[1])]
+
+    return builder.local("aten::expand.default", [value, Varying(sizes)], {}, [spec])[0]
+
+
+def _moved(builder: Builder, value: Value, target: Spec) -> Value:
     if value.spec.mesh is not target.mesh:
         return _across_meshes(builder, value, target)
     value = Value(value.slot, _with_target_on_single(value.spec, target))

@@ -38,6 +38,7 @@ from .rules import (
     spectral,
     spreading,
     statistics,
+    updates,
 )
 
 FAMILIES: tuple[Table, ...] = (
@@ -69,6 +70,7 @@ FAMILIES: tuple[Table, ...] = (
     batched.TABLE,
     spectral.TABLE,
     distances.TABLE,
+    updates.TABLE,
 )
 _custom: dict[str, Rule] = {}
 

@@ -324,7 +324,7 @@ static PyObject *value_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 /* The value's group, made at first need; a borrowed reference. */
 static PyObject *group_of(Value *self) {
     if (self->group == Py_None) {
-        PyObject *group = PyObject_CallNoArgs(g_group);
+        PyObject *group = PyObject_CallFunction(g_group, "L", self->handle);
         if (group == NULL)
             return NULL;
         Py_SETREF(self->group, group);

@@ -139,7 +139,7 @@ def connect(operator: Any, plan: Plan, results: list[Any], args: tuple, alias: C
 def link(func: Any, args: tuple, result: Any, number: int, alias: Callable[[Any], Any]) -> None:
     """Tie a result that is a copy to the base that it is a view of."""
     base = args[0]
-    group = result._value.group = Group()
+    group = result._value.group = Group(result._value.handle)
     seen = base._value.shared_group().version
     view, scatter = _view_of(func, args[1:], number), _scatter_of(func, args, number)
     group.link = Link(_apart(base), _apart(alias(result)), view, scatter, seen)

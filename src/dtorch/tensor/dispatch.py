@@ -19,7 +19,7 @@ from ..core.spec import Spec
 from ..sharding.call import has_out, is_view, leaves, replace_leaves, returned_args, returns_written, schema_of, written_args
 from ..sharding.plan import Plan
 from ..sharding.planner import Changing, plan_call
-from ..sharding.probe import check_dtypes
+from ..sharding.probe import check_dtypes, check_overlap
 from ..sharding.table import rule_for
 from . import aliasing, moving, watch
 from .client import Client, closed_error, current_client, running
@@ -164,6 +164,7 @@ def plan(client: Client, operator: Operator, key: tuple, args: tuple, kwargs: di
     if operator.changing:
         counter = iter(range(len(args) + len(kwargs)))
         specs = (tuple(_changing(a, counter) for a in specs[0]), {k: _changing(v, counter) for k, v in specs[1].items()})
+    check_overlap(operator.func, *specs)
     made = plan_call(operator.func, *specs)
     check_dtypes(operator.func, *specs)
     entry = Entry(cls, made, client.define(made), operator)

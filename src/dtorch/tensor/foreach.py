@@ -1,13 +1,16 @@
-"""Lists of tensors (``torch._foreach_*``): one operator per element, so elements may lie on different meshes."""
+"""Lists of tensors (``torch._foreach_*``, fused optimizers): one call per element, so elements may lie on different meshes."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
-from ..sharding.call import schema_of
+from ..sharding.call import leaves, schema_of
+from . import dispatch
 
+_aten = torch.ops.aten
 _PREFIX = "aten::_foreach_"
 _RENAMED = {
     "norm": "linalg_vector_norm",
@@ -29,7 +32,7 @@ def one_by_one(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any
     """Run the operator's single-tensor form on each element."""
     schema = schema_of(func)
     name = schema.name.removeprefix(_PREFIX)
-    single = getattr(torch.ops.aten, _RENAMED.get(name, name))
+    single = getattr(_aten, _RENAMED.get(name, name))
     args = tuple(_numbers(a) if at.name == "scalars" else a for a, at in zip(args, schema.arguments, strict=False))
     count = len(next(a for a in args if isinstance(a, list | tuple)))
     out = []
@@ -39,7 +42,41 @@ def one_by_one(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any
         if name.removesuffix("_") in _VALUE_BY_NAME and len(row) > 3:
             named["value"] = row.pop()
         out.append(single(*row, **named))
-    return out if schema.returns else None
+    if schema.returns:
+        return out
+    # Below autograd nobody counts the writes to the elements, and what was saved of them would be taken for unchanged.
+    torch.autograd.graph.increment_version([t for t in args[0] if not t.is_inference()])
+    return None
+
+
+def is_fused(func: Any) -> bool:
+    """Whether the operator is a step of an optimizer that updates lists in place."""
+    schema = schema_of(func)
+    return (
+        schema.name.startswith("aten::_fused_") and schema.name.endswith("_") and str(schema.arguments[0].type) == "List[Tensor]"
+    )
+
+
+def lists_of_one(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Run the operator on each element alone; lists that it does not use are empty."""
+    for i in range(len(args[0])):
+        row = tuple(a[i : i + 1] if isinstance(a, list | tuple) else a for a in args)
+        if not leaves((row, kwargs), cls):
+            func(*row, **kwargs)
+        elif func is _aten._fused_adagrad_.default:
+            # It says that it writes the number of steps too, which no piece could do for all; its other form does not.
+            rate = torch.tensor(kwargs["lr"], dtype=torch.float64)
+            _aten._fused_adagrad_.tensor_lr(*row, **{**kwargs, "lr": rate})
+        else:
+            dispatch.ordinary(cls, func, row, kwargs)
+
+
+def unscaled(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Gradients times a number, and a mark where one of them is not finite, by operators that work on pieces."""
+    gradients, mark, factor = args
+    finite = [torch.isfinite(g).all() for g in gradients]
+    torch._foreach_mul_(gradients, factor)
+    mark.masked_fill_(functools.reduce(torch.logical_and, finite).logical_not(), 1.0)
 
 
 def _numbers(scalars: Any) -> Any:

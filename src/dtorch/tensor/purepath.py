@@ -116,7 +116,7 @@ class Value:
     def shared_group(self) -> Group:
         """The value's group, made at first need."""
         if self.group is None:
-            self.group = Group()
+            self.group = Group(self.handle)
         return self.group
 
 

@@ -10,7 +10,7 @@ import torch
 from ..core.program import Call, Draw
 from ..sharding.call import functional_of, leaves, replace_leaves, returns_written, schema_of, written_args
 from ..sharding.table import rule_for
-from . import aliasing, dispatch, foreach, moving, silent, tables
+from . import aliasing, dispatch, foreach, moving, packed, silent, strided, tables
 from .client import current_client
 from .sites import current_site
 from .wrapper import wrap
@@ -202,12 +202,14 @@ def install() -> None:
     handlers[_aten.resize_.default] = resized
     handlers[_aten.set_.source_Tensor] = adopted
     handlers[_aten.reshape.default] = reshaped
+    handlers[_aten._amp_foreach_non_finite_check_and_unscale_.default] = foreach.unscaled
     for overload in ("dtype", "device", "dtype_layout"):
         handlers[getattr(_aten.to, overload)] = converted
-    handlers.update({**silent.HANDLERS, **tables.HANDLERS})
+    handlers.update({**silent.HANDLERS, **tables.HANDLERS, **strided.HANDLERS, **packed.HANDLERS})
     families = dispatch.HANDLER_FAMILIES
     families.append((lambda f: torch.Tag.inplace_view in f.tags, reshaped_in_place))
     families.append((foreach.is_foreach, foreach.one_by_one))
+    families.append((foreach.is_fused, foreach.lists_of_one))
     families.append((is_composite, decomposed))
     families.append((lambda f: torch.Tag.nondeterministic_seeded in f.tags, drawn))
 

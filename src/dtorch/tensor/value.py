@@ -17,12 +17,14 @@ class Group:
     Attributes:
         version: counts writes to any of them.
         link: how the group's memory derives from another group's, or None.
+        root: handle of the value that the others are views of.
     """
 
-    __slots__ = ("link", "version")
+    __slots__ = ("link", "root", "version")
 
-    def __init__(self) -> None:
+    def __init__(self, root: int) -> None:
         self.version = 0
+        self.root = root
         self.link: Link | None = None
 
 

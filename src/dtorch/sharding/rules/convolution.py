@@ -71,9 +71,9 @@ class Convolution(Counted):
     """A convolution whose results on every piece are laid out in memory as those of the whole."""
 
     def steps(self, builder: Builder, call: OpCall, args: Any, kwargs: Any, outs: Sequence[Spec]) -> list[Value] | None:
-        """Kernels are chosen by local sizes, and not every one keeps channels last: bring their results into one layout."""
+        """Kernels are chosen by local sizes, and not every one keeps the layout of the whole: bring their results into it."""
         specs = [v.spec for v in leaves((args, kwargs), Value)]
-        if not any(channels_last(s.shape, s.stride) for s in specs):
+        if all(s.meta.is_contiguous() for s in (*specs, *outs)):
             return None
         local = self.local_args(call, specs, outs)
         args, kwargs = changed(call, args, kwargs, **local)
@@ -84,11 +84,15 @@ class Convolution(Counted):
 
     def _laid_out(self, builder: Builder, value: Value) -> Value:
         spec = value.spec
-        if len(spec.shape) < 4:
-            return value
-        last = torch.channels_last if len(spec.shape) == 4 else torch.channels_last_3d
-        kept = last if channels_last(spec.shape, spec.stride) else torch.contiguous_format
-        return builder.local(_aten.contiguous.default, [value], {"memory_format": kept}, [spec])[0]
+        if len(spec.shape) < 3 or spec.meta.is_contiguous():
+            return builder.local(_aten.contiguous.default, [value], {}, [spec])[0]
+        if len(spec.shape) > 3 and channels_last(spec.shape, spec.stride):
+            last = torch.channels_last if len(spec.shape) == 4 else torch.channels_last_3d
+            return builder.local(_aten.contiguous.default, [value], {"memory_format": last}, [spec])[0]
+        value = builder.local(_aten.permute.default, [value, list(spec.order)], {}, [spec])[0]
+        value = builder.local(_aten.contiguous.default, [value], {}, [spec])[0]
+        back = [spec.order.index(d) for d in range(len(spec.order))]
+        return builder.local(_aten.permute.default, [value, back], {}, [spec])[0]
 
 
 def forward(call: OpCall) -> Convolution | None:
