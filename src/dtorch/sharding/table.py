@@ -19,6 +19,7 @@ from .rules import (
     distances,
     embedding,
     group_norm,
+    grouped,
     indexing,
     joining,
     losses,
@@ -39,11 +40,13 @@ from .rules import (
     spreading,
     statistics,
     updates,
+    vocabulary,
 )
 
 FAMILIES: tuple[Table, ...] = (
     pointwise.TABLE,
     matmul.TABLE,
+    grouped.TABLE,
     reductions.TABLE,
     shapes.TABLE,
     slicing.TABLE,
@@ -71,6 +74,7 @@ FAMILIES: tuple[Table, ...] = (
     spectral.TABLE,
     distances.TABLE,
     updates.TABLE,
+    vocabulary.TABLE,
 )
 _custom: dict[str, Rule] = {}
 

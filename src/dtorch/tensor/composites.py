@@ -8,11 +8,12 @@ it, at the one dispatch key that only tensors with a dispatch of their own have:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from ..sharding.call import leaves, operator_name
+from ..sharding.call import leaves, operator_name, schema_of
 from ..sharding.layouts import not_dense
 from . import moving, outs
 
@@ -47,10 +48,24 @@ def refused(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     raise not_dense(operator_name(func))
 
 
-def _installed(cls: type, func: Any, kernel: Kernel) -> Callable[..., Any]:
-    """The kernel where a global tensor is among the arguments; PyTorch's own for other tensors with a dispatch of their own."""
+def loss_of_each(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The loss of each row, by a linear layer and cross entropy: the operator's own backward writes to memory it makes itself."""
+    names = [a.name for a in schema_of(func).arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    x, weight, bias = given["input"], given["linear_weight"], given["linear_bias"]
+    options = {"weight": given["weight"], "ignore_index": given["ignore_index"], "reduction": "none"}
+    return torch.nn.functional.cross_entropy(torch.nn.functional.linear(x, weight, bias), given["target"], **options)
+
+
+def _installed(cls: type, find: Callable[[], Any], kernel: Kernel) -> Callable[..., Any]:
+    """The kernel where a global tensor is among the arguments; PyTorch's own for other tensors with a dispatch of their own.
+
+    Args:
+        find: gives the operator, which may not be there before its first call.
+    """
 
     def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        func = find()
         if leaves((args, kwargs), cls):
             return kernel(cls, func, args, kwargs)
         return func.redispatch(keys.remove(_KEY), *args, **kwargs)
@@ -97,11 +112,14 @@ OTHERS: dict[str, Kernel] = {
 }
 """Composites that read a tensor's memory."""
 
+LATE: dict[str, Kernel] = {"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction": loss_of_each}
+"""Operators that PyTorch writes in Python, and makes when they are first called."""
 
-def _operator(name: str) -> Any:
+
+def _operator(name: str, namespace: str = "aten") -> Any:
     """The operator of a name, or None in a PyTorch without it: the tables are those of the newest that is supported."""
     packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+    return getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
 
 
 _libraries: list[torch.library.Library] = []
@@ -109,10 +127,16 @@ _libraries: list[torch.library.Library] = []
 
 def install(cls: type) -> None:
     """Put the kernels in place for a class of tensors; they stay as long as the library they are in."""
-    library = torch.library.Library("aten", "IMPL", "PythonTLSSnapshot")
+    library = _library("aten")
     for name, kernel in {**dict.fromkeys(OUT.split(), into_out), **OTHERS}.items():
-        func = _operator(name)
-        if func is None:
-            continue
-        library.impl(name, _installed(cls, func, kernel), with_keyset=True)
+        if _operator(name) is not None:
+            library.impl(name, _installed(cls, partial(_operator, name), kernel), with_keyset=True)
+    for qualified, kernel in LATE.items():
+        namespace, _, name = qualified.partition("::")
+        _library(namespace).impl(name, _installed(cls, partial(_operator, name, namespace), kernel), with_keyset=True)
+
+
+def _library(namespace: str) -> torch.library.Library:
+    library = torch.library.Library(namespace, "IMPL", "PythonTLSSnapshot")
     _libraries.append(library)
+    return library

@@ -189,9 +189,38 @@ def _index_reduce_(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return x.copy_(_index_reduce(x, *args, **kwargs))
 
 
+ALIGNED_NBYTES = 16
+"""What the kernels of grouped products want rows and addresses to be multiples of."""
+
+
+def _grouped_product(a: Tensor, b: Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Tensor:
+    """The kernels refuse matrices whose rows are not aligned, as those of pieces may not be: they are given wider ones.
+
+    What is added to the summed dim is zero, or beyond the last group.
+    """
+    plain = torch.ops.aten._grouped_mm.default._op
+    if _is_aligned(a) and _is_aligned(b):
+        return plain(a, b, offs, bias, out_dtype).contiguous()
+    unit = ALIGNED_NBYTES // a.element_size()
+    inner, columns = (-n % unit if n else unit for n in b.shape[-2:])
+    wider = torch.nn.functional.pad(a, (0, inner)), torch.nn.functional.pad(b, (0, columns, 0, inner))
+    wider = [t.clone(memory_format=torch.contiguous_format) for t in wider]
+    return plain(*wider, offs, bias, out_dtype)[..., : b.shape[-1]].contiguous()
+
+
+def _is_aligned(matrix: Tensor) -> bool:
+    """Whether rows or columns lie one after the other, each at an aligned place."""
+    rows, columns, size = *matrix.stride()[-2:], matrix.element_size()
+    step = rows if columns == 1 else columns if rows == 1 else 1
+    beyond = max(1, matrix.shape[-1] if columns == 1 else matrix.shape[-2])
+    fits = step >= beyond and step * size % ALIGNED_NBYTES == 0
+    return matrix.numel() > 0 and fits and matrix.data_ptr() % ALIGNED_NBYTES == 0
+
+
 STAND_INS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     torch.ops.aten.mkldnn_rnn_layer.default: _recurrent_layer,
     torch.ops.aten.index_reduce.default: _index_reduce,
     torch.ops.aten.index_reduce_.default: _index_reduce_,
+    torch.ops.aten._grouped_mm.default: _grouped_product,
 }
 """Operators whose kernel reads more of its surroundings than its arguments or fails on pieces, and what is called instead."""
