@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ...core.placements import REPLICATE, Partial
 from ...core.spec import Spec
 from ..builder import Builder, Value
 from ..call import OpCall
@@ -53,11 +52,11 @@ def by_samples(call: OpCall) -> Samples | None:
     """The batch may be split. Half precision cannot hold the sums that a mean of parts is made of."""
     if call.specs[0].dtype == torch.float16 and call.arg("reduction") == "mean":
         return None
-    rows = {"input": ["n", None], "target": ["n"]}
+    rows: dict[str, list[str | None]] = {"input": ["n", None], "target": ["n"]}
     given = [name for name in ("input", "linear_weight", "target", "linear_bias", "weight") if call.arg(name) is not None]
     ins = [rows.get(name, [None] * len(call.arg(name).shape)) for name in given]
-    found = ["n" if call.outs[1].shape == call.specs[0].shape else None, None]
-    outs = [[None] * len(m.shape) for m in call.outs]
+    found: list[str | None] = ["n" if call.outs[1].shape == call.specs[0].shape else None, None]
+    outs: list[list[str | None]] = [[None] * len(m.shape) for m in call.outs]
     return Samples(ins, [outs[0], found, *outs[2:]], {"n": "sum"})
 
 
