@@ -68,12 +68,75 @@ def test_like_another():
     check(fn, values(5, 6), limit=20)
 
 
-def test_a_tensor_of_probabilities():
-    def fn(x, p):
-        torch.manual_seed(5)
-        return x.clone().bernoulli_(p), torch.bernoulli(p)
+EXACT = {"rtol": 0, "atol": 0}
+FROM_VALUES = {
+    "bernoulli": lambda p: torch.bernoulli(p),
+    "bernoulli in place": lambda p: torch.zeros_like(p).bernoulli_(p),
+    "bernoulli, transposed": lambda p: torch.bernoulli(p.t()),
+    "bernoulli, expanded": lambda p: torch.bernoulli(p[:, :1].expand(-1, 7)),
+    "normal of means": lambda p: torch.normal(p, 2.0),
+    "normal of deviations": lambda p: torch.normal(1.5, p),
+    "normal of both": lambda p: torch.normal(-p, p),
+    "normal of both, broadcast": lambda p: torch.normal(p, p[:1]),
+    "normal, transposed": lambda p: torch.normal(p.t(), p.t()),
+    "one of a row": lambda p: torch.multinomial(p, 1),
+    "several of a row": lambda p: torch.multinomial(p, 3),
+    "all of a row": lambda p: torch.multinomial(p, p.shape[-1]),
+    "with replacement": lambda p: torch.multinomial(p, 9, replacement=True),
+    "of columns": lambda p: torch.multinomial(p.t(), 2),
+    "of one row": lambda p: torch.multinomial(p[2], 3),
+}
 
-    check(fn, values(5, 6), values(5, 6, seed=1).sigmoid(), limit=15, partial=(), rule=False)
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", FROM_VALUES)
+def test_parameters_of_each_element(name, dtype):
+    def fn(p):
+        torch.manual_seed(5)
+        return FROM_VALUES[name](p), torch.rand(3)
+
+    check(fn, values(5, 6, seed=1).sigmoid().to(dtype), limit=12, partial=(), **EXACT)
+
+
+def test_partial_parameters():
+    def fn(p):
+        torch.manual_seed(5)
+        return torch.normal(p, 1.0), torch.multinomial(p.abs() + 1, 2)
+
+    check(fn, values(5, 6), limit=20, **EXACT)
+
+
+def test_large_draws():
+    # From 16 elements on kernels draw in another order.
+    def fn(p):
+        torch.manual_seed(5)
+        return torch.bernoulli(p), torch.normal(p, p), torch.multinomial(p, 40), torch.multinomial(p, 300, replacement=True)
+
+    check(fn, torch.rand(37, 130), limit=6, partial=(), **EXACT)
+
+
+def test_two_tensors_of_parameters_placed_apart():
+    def fn(mean, deviation):
+        torch.manual_seed(5)
+        return torch.normal(mean, deviation), torch.rand(3)
+
+    check(fn, values(5, 6), values(5, 6, seed=1).abs(), limit=15, **EXACT)
+
+
+def test_wrong_probabilities_are_refused_wherever_they_are():
+    mesh = init_device_mesh("cpu", (2,))
+    for bad in (-1.0, float("nan"), float("inf")):
+        p = torch.ones(4, 3)
+        p[3, 1] = bad
+        with pytest.raises((dtorch.RemoteError, RuntimeError)):
+            torch.multinomial(place(p, mesh, (Shard(0),)), 1).to_torch()
+
+
+def test_rows_of_probabilities_stay_where_they_are():
+    mesh = init_device_mesh("cpu", (2, 2))
+    p = place(values(64, 8).sigmoid(), mesh, (Shard(0), Replicate()))
+    out = not_replicated(lambda: (torch.multinomial(p, 2), torch.bernoulli(p), torch.normal(p, p)), at_most_nbytes=0)
+    assert all(t.placements == p.placements for t in out)
 
 
 def test_a_generator():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dtorch.core.errors import MeshError
-from dtorch.worker.devices import SIMULATION_COUNT, SIMULATION_SWITCH, Devices, check_mesh, simulated_counts
+from dtorch.worker.devices import SIMULATION_COUNT, SIMULATION_SWITCH, Devices, check_mesh, default_generator, simulated_counts
 
 
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
@@ -17,7 +17,7 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 def test_any_number_of_cpu_devices() -> None:
     check_mesh("cpu", [0, 511])
     assert Devices().device("cpu") == torch.device("cpu")
-    assert Devices().generator("cpu") is torch.default_generator
+    assert default_generator("cpu") is torch.default_generator
 
 
 def test_cuda_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

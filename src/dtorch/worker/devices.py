@@ -19,6 +19,14 @@ SIMULATION_SWITCH = "DTORCH_DTENSOR_IN_SAME_DEVICE"
 SIMULATION_COUNT = "DTORCH_NUM_GPU_WHEN_ENABLE_DTENSOR_IN_SAME_DEVICE"
 
 
+def default_generator(device_type: str) -> torch.Generator:
+    """The default random generator of the physical device of a type."""
+    if device_type == "cpu":
+        return torch.default_generator
+    torch.cuda.init()
+    return torch.cuda.default_generators[0]
+
+
 class Devices:
     """The logical devices of one worker.
 
@@ -33,13 +41,6 @@ class Devices:
     def device(self, device_type: str) -> torch.device:
         """The physical device that holds every value of a type."""
         return torch.device(device_type, 0) if device_type == "cuda" else torch.device(device_type)
-
-    def generator(self, device_type: str) -> torch.Generator:
-        """The default random generator of the physical device of a type."""
-        if device_type == "cpu":
-            return torch.default_generator
-        torch.cuda.init()
-        return torch.cuda.default_generators[0]
 
     def check_mesh(self, device_type: str, ids: Sequence[int]) -> None:
         """Check that logical devices exist.

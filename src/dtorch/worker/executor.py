@@ -29,7 +29,7 @@ from ..core.program import (
     Shutdown,
 )
 from .compile import CompiledPlan
-from .devices import Devices, release_memory
+from .devices import Devices, default_generator, release_memory
 from .isolation import isolated
 from .running import Place, Plans, run_calls, step
 from .steps import StepFailed
@@ -127,7 +127,7 @@ class Executor:
         if instruction.state is None:
             plan.run(self.store, instruction)
             return None
-        generator = self.devices.generator(plan.device_type)
+        generator = default_generator(plan.device_type)
         before = generator.get_state()
         try:
             generator.set_state(_state(instruction.state))

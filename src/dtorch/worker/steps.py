@@ -11,6 +11,7 @@ from torch import Tensor
 from ..communication import local as comm
 from ..core.mesh import coordinates
 from ..core.program import Apply, Collective, DefinePlan, Exchange, Local, MeshInfo
+from .devices import default_generator
 from .operators import resolve, schema
 from .store import Pieces
 from .template import Template, slots_of
@@ -107,7 +108,11 @@ def local_step(plan: DefinePlan, step: Local, device_of: DeviceOf) -> Run:
     template.namespace.update({f"j{slot}": index[slot] for slot in used})
     lines = ["def run(slots, s, results):"]
     lines += [f"    x{slot} = slots[{slot}]" for slot in used]
-    lines += [f"    for c in range({count}):", f"        results.append({template.text})"]
+    lines += [f"    for c in range({count}):"]
+    if count > 1 and torch.Tag.nondeterministic_seeded in resolve(step.operator).tags:
+        template.namespace["rewind"] = rewinding(grid.mesh.device_type)
+        lines += ["        rewind(c)"]
+    lines += [f"        results.append({template.text})"]
     call = template.function("\n".join(lines), f"<plan for {step.operator}>")
     kept = {slot: _common(grid, grid_of(plan, slot)) for slot in step.outputs if plan.axes[slot] != grid.axes}
     one = step.outputs[0] if len(step.outputs) == 1 and returns_tensors(step) else None
@@ -129,6 +134,20 @@ def local_step(plan: DefinePlan, step: Local, device_of: DeviceOf) -> Run:
             slots[slot] = [slots[slot][i] for i in pieces]
 
     return run
+
+
+def rewinding(device_type: str) -> Callable[[int], None]:
+    """Called before each coordinate of a step that draws, with its number: all draw the same numbers."""
+    state: list[Tensor] = []
+
+    def rewind(number: int) -> None:
+        generator = default_generator(device_type)
+        if number == 0:
+            state[:] = [generator.get_state()]
+        else:
+            generator.set_state(state[0])
+
+    return rewind
 
 
 def _common(grid: Grid, target: Grid) -> list[int]:

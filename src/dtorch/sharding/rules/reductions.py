@@ -163,5 +163,7 @@ TABLE = {
     "prod": Rule(reduction("prod", ("prod",))),
     "any": Rule(truth("max")),
     "all": Rule(truth("min")),
+    "_is_any_true": Rule(truth("max")),
+    "_is_all_true": Rule(truth("min")),
     "trace": Rule(trace, trace_split),
 }
