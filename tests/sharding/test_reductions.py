@@ -144,3 +144,10 @@ def test_norms_of_dims_of_length_one(order: float, dtype: torch.dtype) -> None:
 
     for shape in ((2, 1), (1, 5), (1, 1)):
         check(norms, values(*shape, seed=3).to(dtype), partial=(), limit=15, meshes=((2,), (4,), (2, 2)))
+
+
+@pytest.mark.parametrize("p", [1, 3.5, float("inf")])
+def test_renorm(p):
+    for dim in (0, -1):
+        check(lambda x, dim=dim: (x.renorm(p, dim, 1.5), x.clone().renorm_(p, dim, 0.5)), values(3, 5, 2), grad=True, limit=5)
+    check(lambda x: x.renorm(p, 0, 1.5), values(5, 4, dtype=torch.bfloat16), limit=5, rtol=0.03, atol=0.03)

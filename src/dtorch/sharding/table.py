@@ -16,6 +16,7 @@ from .rules import (
     classification,
     convolution,
     creation,
+    dealt,
     distances,
     embedding,
     group_norm,
@@ -75,6 +76,7 @@ FAMILIES: tuple[Table, ...] = (
     distances.TABLE,
     updates.TABLE,
     vocabulary.TABLE,
+    dealt.TABLE,
 )
 _custom: dict[str, Rule] = {}
 

@@ -232,7 +232,6 @@ TABLE = {
     "scatter_reduce": Rule(scattered),
     "take": Rule(taken),
     "put": Rule(whole),
-    "masked_scatter": Rule(whole),
     "tril": Rule(triangle),
     "triu": Rule(triangle),
 }

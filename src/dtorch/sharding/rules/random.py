@@ -14,13 +14,15 @@ import torch
 
 from ...core.placements import REPLICATE, Partial, Placements
 from ...core.spec import Spec
-from ..builder import Builder, Value, Varying
+from ..builder import Builder, Value
 from ..call import OpCall, leaves, replace_leaves, written_args
 from ..labels import Labels
 from ..redistribute import redistribute
 from ..rule import Rule
 from .compose import aligned, letters, named, settled
 from .leafwise import gathered, laid
+from .pieces import by_leaf
+from .pieces import leaves as leaves_of
 
 _aten = torch.ops.aten
 
@@ -108,9 +110,9 @@ def cut(builder: Builder, value: Value, target: Spec) -> Value:
         for a in axes:
             placements[a] = target.placements[a]
         spec = Spec.make(target.mesh, placements, target.shape, target.dtype, value.spec.stride)
-        start = Varying(lambda coord, d=d: target.local_box(coord)[0][d])
-        end = Varying(lambda coord, d=d: target.local_box(coord)[0][d] + target.local_box(coord)[1][d])
-        value = builder.local(_aten.slice.Tensor, [value, d, start, end], {}, [spec])[0]
+        ends = by_leaf(target, d, [start + n for start, n in leaves_of(target, d)])
+        starts = by_leaf(target, d, [start for start, _ in leaves_of(target, d)])
+        value = builder.local(_aten.slice.Tensor, [value, d, starts, ends], {}, [spec])[0]
     return value
 
 

@@ -119,6 +119,26 @@ def logsumexp(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Va
     return [_finished(builder, call, out)]
 
 
+def slices(call: OpCall) -> Labels:
+    """``renorm``: the slices along its dim are independent."""
+    ndim = len(call.specs[0].shape)
+    dims = letters(ndim, [d for d in range(ndim) if d != call.arg("dim") % ndim])
+    return Labels([dims], [dims])
+
+
+def renorm(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Value]:
+    """A slice whose norm is above a limit is scaled to have that norm, or a little less."""
+    x, limit = settled(builder, args[0]), call.arg("maxnorm")
+    ndim = len(x.spec.shape)
+    rest = [d for d in range(ndim) if d != call.arg("dim") % ndim]
+    norms = builder.op(_aten.linalg_vector_norm.default, wide(builder, x), call.arg("p"), rest, True)
+    norms = settled(builder, norms)
+    scale = builder.op(_aten.mul.Tensor, builder.op(_aten.reciprocal.default, builder.op(_aten.add.Scalar, norms, 1e-7)), limit)
+    over = builder.op(_aten.gt.Scalar, norms, limit)
+    scale = builder.op(_aten.where.ScalarOther, over, scale, 1.0)
+    return [builder.op(_aten.mul.Tensor, x, cast(builder, scale, call.outs[0].dtype))]
+
+
 _NORM = Rule(norm, norm_split)
 
 TABLE = {
@@ -128,5 +148,6 @@ TABLE = {
     "std_mean.correction": Rule(whole, spread(root=True, with_mean=True)),
     "linalg_vector_norm": _NORM,
     "norm": _NORM,
+    "renorm": Rule(slices, renorm),
     "logsumexp": Rule(reduction(None), when_sharded(logsumexp)),
 }
