@@ -26,6 +26,16 @@ Shapes = Sequence[tuple[int, ...]]
 MATRIX, IMAGES, HEADS = (8, 8), (4, 4, 8, 8), (4, 4, 8, 8)
 Program = tuple[Callable[..., Any], Shapes]
 
+
+def loss_in_chunks(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.linear_cross_entropy(x, weight, target, options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size=4))
+
+
+def seeded(draw: Callable[[], torch.Tensor]) -> torch.Tensor:
+    torch.manual_seed(0)
+    return draw()
+
+
 PROGRAMS: dict[str, Program] = {
     "mm": (torch.mm, [MATRIX] * 2),
     "bmm": (torch.bmm, [(4, 4, 4)] * 2),
@@ -75,8 +85,16 @@ PROGRAMS: dict[str, Program] = {
     "attention_causal": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), [HEADS] * 3),
     "cross_entropy": (F.cross_entropy, [MATRIX, (8,)]),
     "mse_loss": (F.mse_loss, [MATRIX] * 2),
+    "linear_cross_entropy": (loss_in_chunks, [(32, 8), (16, 8), (32,)]),
+    "grouped_mm": (lambda x, w: F.grouped_mm(x, w, offs=torch.tensor([3, 8], dtype=torch.int32)), [(8, 8), (2, 8, 8)]),
+    "multinomial": (lambda x: seeded(lambda: torch.multinomial(x.abs(), 2)), [MATRIX]),
+    "bernoulli": (lambda x: seeded(lambda: torch.bernoulli(x.sigmoid())), [MATRIX]),
+    "normal": (lambda m, s: seeded(lambda: torch.normal(m, s.abs())), [MATRIX] * 2),
+    "all_true": (lambda x: torch.ops.aten._is_all_true(x > 0), [MATRIX]),
+    "masked_scatter": (lambda x, s: x.masked_scatter(x > 0, s), [MATRIX] * 2),
+    "renorm": (lambda x: x.renorm(2, 0, 1.0), [MATRIX]),
 }
-INDICES = {"embedding": 0, "index_select0": 1, "gather1": 1, "cross_entropy": 1}
+INDICES = {"embedding": 0, "index_select0": 1, "gather1": 1, "cross_entropy": 1, "linear_cross_entropy": 2}
 """Which input holds indices."""
 
 Row = tuple[str, list[list[Placement]], list[Placement], list[str]]
@@ -236,6 +254,30 @@ ROWS: list[Row] = [
     ("glu", [[S1]], [Shard(1, (2, 2, 0, 0))], ["all_to_all tp 128"]),
     ("einsum", [[S0], [S0]], [S0], ["all_gather tp 768"]),
     ("einsum", [[S1], [S1]], [P], []),
+    ("linear_cross_entropy", [[S0], [R], [S0]], [R], ["all_reduce tp 24"] * 2),
+    ("linear_cross_entropy", [[R], [S0], [R]], [R], ["all_reduce tp 768"] * 2 + ["all_reduce tp 24"] * 2),
+    (
+        "linear_cross_entropy",
+        [[S0, R], [R, S0], [S0, R]],
+        [R, R],
+        ["all_reduce tp 256"] * 2 + ["all_reduce dp 16", "all_reduce tp 16"] * 2,
+    ),
+    ("grouped_mm", [[S0], [R]], [S0], []),
+    ("grouped_mm", [[R], [S2]], [S1], []),
+    ("grouped_mm", [[S1], [S1]], [P], []),
+    ("grouped_mm", [[S0, R], [R, S2]], [S0, S1], []),
+    ("multinomial", [[S0]], [S0], []),
+    ("multinomial", [[S1]], [R], ["all_gather tp 768"]),
+    ("bernoulli", [[S0]], [S0], []),
+    ("bernoulli", [[S1]], [S1], []),
+    ("bernoulli", [[S0, S1]], [S0, S1], []),
+    ("normal", [[S0], [S0]], [S0], []),
+    ("normal", [[S1], [R]], [S1], []),
+    ("all_true", [[S0]], [Partial("min")], []),
+    ("masked_scatter", [[S0], [R]], [S0], ["all_gather tp 96"]),
+    ("masked_scatter", [[S1], [R]], [S1], ["all_to_all tp 48", "all_gather tp 96", "all_to_all tp 192"]),
+    ("renorm", [[S0]], [S0], []),
+    ("renorm", [[S1]], [S1], ["all_reduce tp 192"]),
 ]
 
 

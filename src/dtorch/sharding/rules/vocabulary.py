@@ -6,7 +6,7 @@ of a split batch. Where the vocabulary or the features are split, what a device 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,28 +72,35 @@ def by_parts(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Val
     scores = builder.op(_aten._log_softmax.default, logits, 1, False)
     classes = None if classes is None else wide(builder, classes)
     how = [target, classes, 2, given["ignore_index"]]
-    loss, count = builder.op(_aten.nll_loss_forward.default, scores, *how)
-    loss, count = settled(builder, loss), settled(builder, count)
-    one = builder.op(_aten.full_like.default, loss, 1)
-    slope = builder.op(_aten.nll_loss_backward.default, one, scores, *how, count)
-    slope = builder.op(_aten._log_softmax_backward_data.default, slope, scores, 1, scores.spec.dtype)
-    if given["reduction"] == "mean":
-        # By the operator's own kernel all is NaN where all is ignored, gradients too.
-        loss, slope = [builder.op(_aten.div.Tensor, value, count) for value in (loss, slope)]
-    loss = cast(builder, loss, call.outs[0].dtype)
-    return [loss, *gradients(builder, call, given, x, weight, settled(builder, slope))]
+    loss, count = [settled(builder, v) for v in builder.op(_aten.nll_loss_forward.default, scores, *how)]
+    divide = given["reduction"] == "mean"
+
+    def slope() -> Value:
+        """The gradient of the logits; where all is ignored it is NaN, as the loss."""
+        one = builder.op(_aten.full_like.default, loss, 1)
+        out = builder.op(_aten.nll_loss_backward.default, one, scores, *how, count)
+        out = settled(builder, builder.op(_aten._log_softmax_backward_data.default, out, scores, 1, scores.spec.dtype))
+        return builder.op(_aten.div.Tensor, out, count) if divide else out
+
+    found = gradients(builder, call, given, x, weight, slope)
+    mean = builder.op(_aten.div.Tensor, loss, count) if divide else loss
+    return [cast(builder, mean, call.outs[0].dtype), *found]
 
 
-def gradients(builder: Builder, call: OpCall, given: dict[str, Any], x: Value, weight: Value, slope: Value) -> list[Value]:
+def gradients(
+    builder: Builder, call: OpCall, given: dict[str, Any], x: Value, weight: Value, slope: Callable[[], Value]
+) -> list[Value]:
     """Gradients of input, weight and bias from that of the logits; an empty tensor for each that is not asked for."""
-    made = {
-        "input": lambda: builder.op(_aten.mm.default, slope, wide(builder, weight)),
-        "linear_weight": lambda: builder.op(_aten.mm.default, builder.op(_aten.t.default, slope), wide(builder, x)),
-        "linear_bias": lambda: builder.op(_aten.sum.dim_IntList, slope, [0]),
+    made: dict[str, Callable[[Value], Value]] = {
+        "input": lambda s: builder.op(_aten.mm.default, s, wide(builder, weight)),
+        "linear_weight": lambda s: builder.op(_aten.mm.default, builder.op(_aten.t.default, s), wide(builder, x)),
+        "linear_bias": lambda s: builder.op(_aten.sum.dim_IntList, s, [0]),
     }
+    wanted = {name for name in made if given[f"compute_{name}_grad"]}
+    start = slope() if wanted else x
     outs = []
     for (name, make), meta in zip(made.items(), call.outs[1:], strict=True):
-        value = make() if given[f"compute_{name}_grad"] else builder.op(_aten.new_zeros.default, x, list(meta.shape))
+        value = make(start) if name in wanted else builder.op(_aten.new_zeros.default, x, list(meta.shape))
         outs.append(cast(builder, value, meta.dtype))
     return outs
 
