@@ -96,6 +96,8 @@ PROGRAMS: dict[str, Program] = {
 }
 INDICES = {"embedding": 0, "index_select0": 1, "gather1": 1, "cross_entropy": 1, "linear_cross_entropy": 2}
 """Which input holds indices."""
+NEWER = ("linear_cross_entropy", "grouped_mm")
+"""Functions that an older PyTorch does not have."""
 
 Row = tuple[str, list[list[Placement]], list[Placement], list[str]]
 ROWS: list[Row] = [
@@ -294,6 +296,8 @@ def inputs_of(name: str) -> list[torch.Tensor]:
 def test_exactly_these_collectives(
     name: str, placements: list[list[Placement]], out: list[Placement], collectives: list[str]
 ) -> None:
+    if name in NEWER and not hasattr(F, name):
+        pytest.skip("a newer PyTorch has it")
     program, plain = PROGRAMS[name][0], inputs_of(name)
     mesh = LINE if len(placements[0]) == 1 else GRID
     ours = [place(t, mesh, p) for t, p in zip(plain, placements, strict=True)]
