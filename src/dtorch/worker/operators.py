@@ -203,8 +203,8 @@ def _grouped_product(a: Tensor, b: Tensor, offs: Any = None, bias: Any = None, o
         return plain(a, b, offs, bias, out_dtype).contiguous()
     unit = ALIGNED_NBYTES // a.element_size()
     inner, columns = (-n % unit if n else unit for n in b.shape[-2:])
-    wider = torch.nn.functional.pad(a, (0, inner)), torch.nn.functional.pad(b, (0, columns, 0, inner))
-    wider = [t.clone(memory_format=torch.contiguous_format) for t in wider]
+    padded = torch.nn.functional.pad(a, (0, inner)), torch.nn.functional.pad(b, (0, columns, 0, inner))
+    wider = [t.clone(memory_format=torch.contiguous_format) for t in padded]
     return plain(*wider, offs, bias, out_dtype)[..., : b.shape[-1]].contiguous()
 
 
