@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 
+from ..core.placements import REPLICATE, Partial
+from ..core.spec import Spec
 from ..sharding.call import leaves, schema_of
-from . import dispatch
+from . import dispatch, moving
 
 _aten = torch.ops.aten
 _PREFIX = "aten::_foreach_"
+_GRADIENT = 1
+"""Place of the gradients among a fused step's lists."""
 _RENAMED = {
     "norm": "linalg_vector_norm",
     # These take numbers too, and have in-place forms.
@@ -58,9 +62,10 @@ def is_fused(func: Any) -> bool:
 
 
 def lists_of_one(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Run the operator on each element alone; lists that it does not use are empty."""
+    """Run the operator on each element alone, where its parameter lies; lists that it does not use are empty."""
     for i in range(len(args[0])):
-        row = tuple(a[i : i + 1] if isinstance(a, list | tuple) else a for a in args)
+        given = tuple(a[i : i + 1] if isinstance(a, list | tuple) else a for a in args)
+        row, moved = _where_the_first_lies(cls, given, kwargs.get("grad_scale") is not None)
         if not leaves((row, kwargs), cls):
             func(*row, **kwargs)
         elif func is _aten._fused_adagrad_.default:
@@ -69,6 +74,35 @@ def lists_of_one(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> N
             _aten._fused_adagrad_.tensor_lr(*row, **{**kwargs, "lr": rate})
         else:
             dispatch.ordinary(cls, func, row, kwargs)
+        for origin, now in moved:
+            _aten.copy_.default(origin, now)
+
+
+def _where_the_first_lies(cls: Any, lists: tuple, scaled: bool) -> tuple[tuple, list[tuple[Any, Any]]]:
+    """Lists of one with what lies elsewhere brought to the parameter (a sum first added up), and what of that is written.
+
+    What is written is told as pairs: where it came from, and what it is now.
+
+    The gradient, in the second list, is written where it is scaled.
+    """
+    (parameter,) = lists[0]
+    if type(parameter) is not cls:
+        return lists, []
+    spec = parameter._spec
+    home = spec.replace([REPLICATE if isinstance(p, Partial) else p for p in spec.placements])
+    row, moved = [], []
+    for number, one in enumerate(lists):
+        if one and type(one[0]) is cls and _lies_elsewhere(one[0]._spec, home):
+            (origin,) = one
+            one = [moving.move(origin, origin._spec.replace(home.placements), explicit=False, reason="a fused step")]
+            if number != _GRADIENT or scaled:
+                moved.append((origin, one[0]))
+        row.append(one)
+    return tuple(row), moved
+
+
+def _lies_elsewhere(spec: Spec, home: Spec) -> bool:
+    return spec.mesh is home.mesh and spec.shape == home.shape and spec.placements != home.placements
 
 
 def unscaled(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
