@@ -64,7 +64,7 @@ def test_nothing_to_reduce() -> None:
     check(lambda x: (x.sum(), x.mean(), x.amax(()), x.norm(), x.any()), values())
 
 
-@pytest.mark.parametrize("correction", [0, 1, 2.5])
+@pytest.mark.parametrize("correction", [-5, 0, 1, 2.5])
 def test_variance(correction: float) -> None:
     def spread(x: torch.Tensor) -> list:
         fns = (torch.var, torch.std, torch.var_mean, torch.std_mean)

@@ -84,7 +84,7 @@ def _enough(func: OpOverload, kwargs: dict[str, Any]) -> int:
     """Elements along each dim: one, or as many as a variance needs not to warn."""
     if schema_of(func).name.removeprefix("aten::") not in SPREADS:
         return 1
-    return 2 + int(kwargs.get("correction") or 1)
+    return 2 + max(0, int(kwargs.get("correction") or 1))
 
 
 def _one(shape: tuple[int, ...], number: int, dtype: torch.dtype) -> torch.Tensor:

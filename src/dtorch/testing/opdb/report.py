@@ -47,6 +47,7 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
         "cases": sum(cases.values()),
         "cases by kind": dict(cases),
         "operators by kind": {kind: n for kind in _COLUMNS if (n := sum(bool(r.total(kind)) for r in records))},
+        "not run": {r.op: _named(r.skipped) for r in records if r.verdict == "not run"},
         "cut short": sum(r.status == "cut short" for r in records),
         "values not compared": sorted(r.op for r in records if r.op in INCOMPARABLE),
         "sharded operators": len(placed),

@@ -50,6 +50,8 @@ class Expected:
         self.result, self.grads = _plain(op, variant, sample, self.tensors, seed)
         if "backward" in variant and self.grads is None:
             raise NoMeaning("nothing to differentiate")
+        if any(t.layout is not torch.strided for t in leaves(self.result, torch.Tensor)):
+            raise NoMeaning("sparse result")
         self._again = partial(_plain, op, variant, sample, seed=seed)
 
     @cached_property

@@ -48,7 +48,9 @@ def set_item(draw: Draw) -> None:
     t = draw.target(lambda t: t.ndim > 0)
     value = draw.value(t)
     index = ", ".join(index_of(draw, n) for n in value.shape[: draw.between(1, value.ndim)])
-    part = eval(f"t[{index}]", {"t": value.detach()})
+    part = _tried(f"t[{index}]", {"t": value.detach()})
+    if part is None:
+        raise Declined
     source = draw.number(t) if draw.chance(0.4) else draw.given(draw.into(part.shape), value.dtype if draw.chance(0.8) else None)
     sign = draw.one(("=", "=", "+=", "*="))
     draw.emit(f"{t}[{index}] {sign} {source}", results=0)
