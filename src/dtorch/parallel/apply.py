@@ -14,6 +14,7 @@ from ..core.mesh import DeviceMesh
 from ..core.spec import Spec
 from ..tensor.construct import distribute
 from ..tensor.tensor import Tensor
+from .assigned import follow_assignments
 from .axes import PIPELINE, check_axes, size_of
 from .decide import decide, join
 from .hooks import install, settle_gradient
@@ -74,6 +75,7 @@ def settle(module: nn.Module, layout: Layout, rows: Plan, make: Make) -> None:
     """
     _place(module, layout, make)
     install(module, layout, rows)
+    follow_assignments(module, layout)
     setattr(module, ATTRIBUTE, layout)
 
 
