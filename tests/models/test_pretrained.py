@@ -191,6 +191,8 @@ def test_another_architecture_and_no_configuration(tmp_path: Path) -> None:
         dtorch.load_pretrained(LlamaForCausalLM, tmp_path, mesh_named("tp=2"))
 
 
+# It may be the first to load the model, and moves two gigabytes besides.
+@pytest.mark.timeout(300)
 def test_smollm2(smollm2: Loaded, tmp_path: Path) -> None:
     """Real weights: out of a GGUF file into ordinary files, onto two stages of two devices, and out again."""
     dtorch.save_pretrained(smollm2.model, tmp_path / "one", max_shard_size="200MB")
