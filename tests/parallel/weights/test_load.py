@@ -157,6 +157,22 @@ def test_without_strictness_what_is_more_is_passed_over_and_what_is_missing_stay
     assert torch.equal(model.first.weight.to_torch(), state["first.weight"])
 
 
+def test_a_module_on_a_mesh_is_filled_again_on_another(tmp_path: Path) -> None:
+    first, second = saved(tmp_path), None
+    model = load(on_meta(), tmp_path, "tp=3")
+    scale = model.scale.to_torch()
+    (tmp_path / "second").mkdir()
+    second = {name: t for name, t in saved(tmp_path / "second").items() if name != "norm.bias"}
+    saved(tmp_path / "second", second)
+    load(model, tmp_path / "second", "dp=2,tp=2", strict=False, dtype=torch.float64)
+    found = values(model.state_dict())
+    for name, expected in {**first, **second}.items():
+        assert torch.equal(found[name], expected.double() if expected.is_floating_point() else expected), name
+    assert all(t.device_mesh is mesh_named("dp=2,tp=2") for t in model.state_dict().values())
+    assert torch.equal(model.scale.to_torch(), scale) and model.scale.dtype == torch.float32
+    assert model.norm.bias.dtype == torch.float64
+
+
 def test_tied_weights_are_read_under_any_name_and_refused_where_they_differ(tmp_path: Path) -> None:
     state = saved(tmp_path)
     table = state.pop("table.weight")

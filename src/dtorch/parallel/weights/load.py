@@ -15,7 +15,6 @@ from ...core.mesh import DeviceMesh
 from ...core.placements import REPLICATE, Partial
 from ...core.program import Read
 from ...core.spec import Spec
-from ...tensor.construct import distribute
 from ...tensor.filling import Filling, fill
 from ...tensor.tensor import Tensor
 from ..apply import lay_out, settle
@@ -83,7 +82,7 @@ def load_pretrained(
     twice = {n: jobs[main] for main, every in names.items() for n in every if n != held[main] and n in named.regions}
     made = _read(stored, {**jobs, **{n: replace(j, region=named.regions[n]) for n, j in twice.items()}}, progress)
     _check_twice({n: (made[n], made[layout.tied.get(n, n)]) for n in twice}, names)
-    made |= {n: distribute(Tensor, t.detach(), specs[n].mesh, specs[n].placements) for n, t in own.values.items()}
+    made |= {n: _placed(t.detach(), specs[n]) for n, t in own.values.items()}
     settle(module, replace(layout, specs=specs), rows, lambda name, old, spec: made[layout.tied.get(name, name)])
     if named.conversions is not None:
         module._weight_conversions = named.conversions  # type: ignore[assignment]
@@ -201,6 +200,10 @@ def _reads(region: Region, spec: Spec, sources: Mapping[str, int]) -> list[list[
         ]
         for box in spec.boxes
     ]
+
+
+def _placed(value: torch.Tensor, spec: Spec) -> Tensor:
+    return Tensor(value, device_mesh=spec.mesh, placements=spec.placements, dtype=spec.dtype)
 
 
 def _check_twice(pairs: Mapping[str, tuple[Tensor, Tensor]], names: Mapping[str, Sequence[str]]) -> None:
