@@ -14,7 +14,7 @@ from .core.errors import (
 )
 from .core.mesh import DeviceMesh, init_device_mesh
 from .core.placements import Partial, Placement, Replicate, Shard
-from .parallel import nn, parallelize
+from .parallel import load_pretrained, nn, parallelize, save_pretrained
 from .session import init, session, shutdown
 from .tensor.creation import (
     arange,
@@ -77,6 +77,7 @@ __all__ = [
     "init",
     "init_device_mesh",
     "linspace",
+    "load_pretrained",
     "local_map",
     "nn",
     "ones",
@@ -88,6 +89,7 @@ __all__ = [
     "randn",
     "randn_like",
     "register_rule",
+    "save_pretrained",
     "session",
     "shutdown",
     "tensor",

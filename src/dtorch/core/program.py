@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 
 
 class Slot(msgspec.Struct, frozen=True, tag="slot"):
@@ -190,6 +190,40 @@ class Put(msgspec.Struct, frozen=True, tag="put"):
     tensors: list[Any]
 
 
+class Read(msgspec.Struct, frozen=True, array_like=True):
+    """A box of a stored tensor, and the box of a piece that it fills; offsets and sizes are per dim, in elements.
+
+    What is read at ``offset`` with ``size`` has its dims put in ``order``, is taken as of ``shape`` (dims of length 1 come
+    and go) and written at ``at``. ``source`` numbers the tensors of the ``Load``.
+    """
+
+    source: int
+    offset: list[int]
+    size: list[int]
+    order: list[int]
+    at: list[int]
+    shape: list[int]
+
+
+class Filled(msgspec.Struct, frozen=True):
+    """A value to be filled from files: for each piece, row-major over ``axes``, its local shape and what fills it."""
+
+    handle: int
+    mesh: MeshInfo
+    axes: list[int]
+    dtype: str
+    shapes: list[list[int]]
+    reads: list[list[Read]]
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Fill values from safetensors files that the worker can open. ``tensors`` holds number of file and name of each."""
+
+    files: list[str]
+    tensors: list[tuple[int, str]]
+    values: list[Filled]
+
+
 class PutFunction(msgspec.Struct, frozen=True, tag="put_function"):
     """Store a Python function as a value, for ``Apply``. It cannot leave the process."""
 
@@ -232,7 +266,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Release everything and end."""
 
 
-Instruction = DefinePlan | Calls | Draw | Put | PutFunction | Fetch | Free | Forget | DefaultDtype | Barrier | Shutdown
+Instruction = DefinePlan | Calls | Draw | Put | Load | PutFunction | Fetch | Free | Forget | DefaultDtype | Barrier | Shutdown
 
 
 class Failure(msgspec.Struct, frozen=True):

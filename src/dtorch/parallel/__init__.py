@@ -1,7 +1,14 @@
 """Distributing modules: ``parallelize`` and what it decides by; ``describe`` says what it did."""
 
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
 from . import nn
 from .apply import parallelize
 from .layout import Layout, describe
+from .states import settle_state
+from .weights import load_pretrained, save_pretrained
 
-__all__ = ["Layout", "describe", "nn", "parallelize"]
+__all__ = ["Layout", "describe", "load_pretrained", "nn", "parallelize", "save_pretrained"]
+
+# Loading an optimizer's state cannot be seen otherwise: it is a method of classes that are not ours.
+register_optimizer_step_pre_hook(settle_state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -13,14 +14,17 @@ from ..core.mesh import DeviceMesh
 from ..core.spec import Spec
 from ..tensor.construct import distribute
 from ..tensor.tensor import Tensor
+from .assigned import follow_assignments
 from .axes import PIPELINE, check_axes, size_of
 from .decide import decide, join
 from .hooks import install, settle_gradient
 from .layout import ATTRIBUTE, Layout
-from .plan import PlanArgument, read_plan
+from .plan import Plan, PlanArgument, read_plan
 from .stages import assign_stages
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+Make = Callable[[str, torch.Tensor, Spec], Tensor]
 
 
 def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None) -> AnyModule:
@@ -48,12 +52,31 @@ def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None) 
     """
     check_axes(mesh)
     _check_loaded(module)
-    rows = read_plan(module, mesh, plan)
-    layout = decide(module, mesh, assign_stages(module, size_of(mesh, PIPELINE)), rows)
-    _place(module, layout)
-    install(module, layout, rows)
-    setattr(module, ATTRIBUTE, layout)
+    settle(module, *lay_out(module, mesh, plan), lambda _, old, spec: _adopted(old, spec))
     return module
+
+
+def lay_out(module: nn.Module, mesh: DeviceMesh, plan: PlanArgument) -> tuple[Layout, Plan]:
+    """What ``parallelize`` would do, and by which rows; the module is only looked at, and may be without data.
+
+    Raises:
+        UsageError, PlacementError: see ``parallelize``.
+    """
+    check_axes(mesh)
+    rows = read_plan(module, mesh, plan)
+    return decide(module, mesh, assign_stages(module, size_of(mesh, PIPELINE)), rows), rows
+
+
+def settle(module: nn.Module, layout: Layout, rows: Plan, make: Make) -> None:
+    """Put a module's weights where a layout says, and hang its hooks.
+
+    Args:
+        make: the global tensor for a name, of what stands there now, under a spec.
+    """
+    _place(module, layout, make)
+    install(module, layout, rows)
+    follow_assignments(module, layout)
+    setattr(module, ATTRIBUTE, layout)
 
 
 def _check_loaded(module: nn.Module) -> None:
@@ -64,12 +87,12 @@ def _check_loaded(module: nn.Module) -> None:
                     f"{name} without data",
                     "parallelize distributes the weights a module has",
                     "parallelize(module, mesh)",
-                    "load or initialise the module first",
+                    "load or initialise the module first, or use dtorch.load_pretrained(module, path, mesh)",
                 )
             )
 
 
-def _place(module: nn.Module, layout: Layout) -> None:
+def _place(module: nn.Module, layout: Layout, make: Make) -> None:
     """Replace every parameter and buffer by a global one, letting go of the old one at once."""
     placed: set[int] = set()
     shared: dict[str, torch.Tensor] = {}
@@ -81,16 +104,16 @@ def _place(module: nn.Module, layout: Layout) -> None:
                     continue
                 full = join(owner, name)
                 main = layout.tied.get(full, full)
-                new = shared[main] if main in shared else _global(old, layout.specs[full])
+                new = shared[main] if main in shared else _global(full, old, layout.specs[full], make)
                 if main in layout.tied.values():
                     shared[main] = new
                 table[name] = new
                 placed.add(id(new))
 
 
-def _global(old: torch.Tensor, spec: Spec) -> torch.Tensor:
+def _global(name: str, old: torch.Tensor, spec: Spec, make: Make) -> torch.Tensor:
     """A parameter or buffer on its mesh."""
-    new = _adopted(old.detach(), spec)
+    new = make(name, old.detach(), spec)
     if not isinstance(old, nn.Parameter):
         return new
     parameter = nn.Parameter(new, old.requires_grad)

@@ -248,7 +248,10 @@ def _copied(tensor: Tensor, memo: dict[int, Any]) -> Any:
 
 
 ELSEWHERE = "its data lies on the devices of a session, not in this process"
-SAVING = "save t.to_torch(), or a model as {name: t.to_torch() for name, t in model.state_dict().items()}"
+SAVING = (
+    "save a model by dtorch.save_pretrained(model, path), a tensor as t.to_torch(), and a state dict as "
+    "{name: t.to_torch() for name, t in model.state_dict().items()}"
+)
 
 
 def _no_memory_here(tensor: Tensor, wanted: str, remedy: str = "use t.to_torch(), a plain copy, instead") -> UsageError:

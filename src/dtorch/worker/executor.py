@@ -23,6 +23,7 @@ from ..core.program import (
     Forget,
     Free,
     Instruction,
+    Load,
     Put,
     PutFunction,
     Reply,
@@ -30,6 +31,7 @@ from ..core.program import (
 )
 from .compile import CompiledPlan
 from .devices import Devices, default_generator, release_memory
+from .files import filled
 from .isolation import isolated
 from .running import Place, Plans, run_calls, step
 from .steps import StepFailed
@@ -148,6 +150,9 @@ class Executor:
         tensors = [t.clone() if t.is_inference() else t for t in instruction.tensors]
         self.store[instruction.handle] = tuple(t.detach().to(device) for t in tensors)
 
+    def _load(self, instruction: Load) -> None:
+        self.store.update(filled(instruction, self.devices.device))
+
     def _put_function(self, instruction: PutFunction) -> None:
         self.store[instruction.handle] = (instruction.function,)
 
@@ -194,6 +199,8 @@ class Executor:
         poison = self._poison(sequence, getattr(instruction, "plan", -1), blame, error)
         if isinstance(instruction, Put):
             self.store[instruction.handle] = poison
+        elif isinstance(instruction, Load):
+            self.store.update({value.handle: poison for value in instruction.values})
         elif isinstance(instruction, DefinePlan):
             self._plans[instruction.plan] = poison
             self._runs.pop(instruction.plan, None)
@@ -261,6 +268,7 @@ _HANDLERS: dict[type, Callable[[Executor, Any], Any]] = {
     DefinePlan: Executor._define,
     Draw: Executor._draw,
     Put: Executor._put,
+    Load: Executor._load,
     PutFunction: Executor._put_function,
     Fetch: Executor._fetch,
     Free: Executor._free,

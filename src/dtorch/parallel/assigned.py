@@ -1,0 +1,61 @@
+"""``load_state_dict(assign=True)`` puts the tensors of a state dict in a module's place: they come to lie as its own did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..tensor.tensor import Tensor
+from .decide import join
+from .hooks import settle_gradient
+from .layout import Layout
+
+HANDLES = "_dtorch_assigned"
+"""Where a module keeps the handles of these hooks, so that they are not hung twice."""
+
+
+def follow_assignments(module: nn.Module, layout: Layout) -> None:
+    """Hang the hooks: on every module, for each may be given a state dict of its own."""
+    for handle in getattr(module, HANDLES, ()):
+        handle.remove()
+    parts = list(module.named_modules())
+    setattr(module, HANDLES, [part.register_load_state_dict_post_hook(Assigned(layout, owner)) for owner, part in parts])
+
+
+class Assigned:
+    """Hook after a module has loaded a state dict: its own tensors are split as the layout says; the whole model's, tied."""
+
+    def __init__(self, layout: Layout, owner: str) -> None:
+        self.layout, self.owner = layout, owner
+
+    def __call__(self, module: nn.Module, incompatible: Any) -> None:
+        for table, name, tensor in _own(module):
+            spec = self.layout.specs[join(self.owner, name)]
+            lies = isinstance(tensor, Tensor) and (tensor.device_mesh, tensor.placements) == (spec.mesh, spec.placements)
+            if not lies:
+                table[name] = _like(tensor, Tensor(tensor.detach(), device_mesh=spec.mesh, placements=spec.placements))
+            if tensor.requires_grad and not table[name]._post_accumulate_grad_hooks:
+                table[name].register_post_accumulate_grad_hook(settle_gradient)
+        if not self.owner:
+            self._tie(module)
+
+    def _tie(self, root: nn.Module) -> None:
+        """What was one tensor is one again, where the state dict held the same under each name."""
+        for name, main in self.layout.tied.items():
+            owner, _, short = name.rpartition(".")
+            table = next(t for t, n, _ in _own(root.get_submodule(owner)) if n == short)
+            first = root.get_parameter(main) if isinstance(table[short], nn.Parameter) else root.get_buffer(main)
+            if table[short] is not first and table[short].dtype == first.dtype and torch.equal(table[short], first):
+                table[short] = first
+
+
+def _own(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
+    for table in (module._parameters, module._buffers):
+        yield from ((table, name, tensor) for name, tensor in table.items() if tensor is not None)
+
+
+def _like(old: torch.Tensor, new: Tensor) -> torch.Tensor:
+    return nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
