@@ -15,6 +15,7 @@ from .core.errors import (
 from .core.mesh import DeviceMesh, init_device_mesh
 from .core.placements import Partial, Placement, Replicate, Shard
 from .parallel import nn, parallelize
+from .parallel.pipeline import pipeline
 from .session import init, session, shutdown
 from .tensor.creation import (
     arange,
@@ -82,6 +83,7 @@ __all__ = [
     "ones",
     "ones_like",
     "parallelize",
+    "pipeline",
     "rand",
     "rand_like",
     "randint",

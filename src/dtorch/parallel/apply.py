@@ -23,7 +23,7 @@ from .stages import assign_stages
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None) -> AnyModule:
+def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None, *, virtual_stages: int = 1) -> AnyModule:
     """Distribute a module's parameters and buffers over a mesh, in place.
 
     Afterwards the module is called as before, with plain tensors or global ones; its outputs are global tensors. An
@@ -38,6 +38,8 @@ def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None) 
             value is a tensor-parallel style such as ``"colwise"`` or ``"rowwise"``, a dict from axis name to placement,
             or a list of placements, one per axis other than ``pp``. What it does not name is replicated. When omitted,
             the plan that a Hugging Face model carries is used.
+        virtual_stages: stages on each device along ``pp``, for interleaved pipelines: stage ``k`` of ``pp * virtual_stages``
+            lies on device ``k % pp``.
 
     Returns:
         The module itself.
@@ -49,7 +51,7 @@ def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None) 
     check_axes(mesh)
     _check_loaded(module)
     rows = read_plan(module, mesh, plan)
-    layout = decide(module, mesh, assign_stages(module, size_of(mesh, PIPELINE)), rows)
+    layout = decide(module, mesh, assign_stages(module, size_of(mesh, PIPELINE), virtual_stages), rows)
     _place(module, layout)
     install(module, layout, rows)
     setattr(module, ATTRIBUTE, layout)
