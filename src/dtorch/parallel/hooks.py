@@ -133,7 +133,8 @@ class Moves:
 def _moved(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     if tensor.device_mesh is mesh:
         # A leaf of a cut graph, which the model may want to write to.
-        return tensor.clone()
+        copied: Any = tensor.clone()
+        return copied
     fits = tensor.device_mesh.shape == mesh.shape
     kept = [p if isinstance(p, Shard) else REPLICATE for p in tensor.placements]
     return tensor.redistribute(mesh, kept if fits else [REPLICATE] * mesh.ndim)

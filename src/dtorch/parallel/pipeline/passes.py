@@ -25,7 +25,8 @@ from .ambient import Ambient, Own, without_autocast
 from .coroutine import Coroutine
 from .gradients import Gradients
 
-AccumulateGrad: Any = torch._C._functions.AccumulateGrad
+_functions: Any = torch._C._functions
+AccumulateGrad = _functions.AccumulateGrad
 
 Edge = tuple[Node, int]
 """A node of the autograd graph, and which of its outputs."""
@@ -105,9 +106,9 @@ class Pass:
     def cut(self, tensor: Tensor) -> Tensor:
         """See ``Passing``."""
         node = tensor.grad_fn
-        if node is None or not torch.is_grad_enabled() or (stage := self._stage_of(node)) >= self._next:
+        if node is None or not torch.is_grad_enabled() or self._stage_of(node) >= self._next:
             return tensor
-        leaf = tensor.detach().requires_grad_()
+        leaf: Any = tensor.detach().requires_grad_()
         self._cuts[get_gradient_edge(leaf).node] = self._edge_of(tensor)
         return leaf
 

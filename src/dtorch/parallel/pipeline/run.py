@@ -27,7 +27,6 @@ class Pipeline:
     def __init__(
         self,
         model: nn.Module,
-        layout: Layout,
         micro_batches: int,
         schedule: str,
         loss_fn: Callable[..., torch.Tensor] | None,
@@ -36,10 +35,6 @@ class Pipeline:
     ) -> None:
         self.model, self.micro_batches = model, micro_batches
         self._name, self._loss_fn, self._reduction, self._dims = schedule, loss_fn, reduction, batch_dims
-        self._devices = size_of(layout.mesh, PIPELINE)
-        self._chunks = layout.stages.count // self._devices
-        self._device_type = layout.mesh.device_type
-        check_schedule(schedule, self._chunks)
 
     @property
     def schedule(self) -> Schedule:
@@ -57,7 +52,8 @@ class Pipeline:
         with torch.no_grad():
             parts, _ = micro_batches(args, kwargs, None, self.micro_batches, self._dims)
             share = weights(parts, self.model, self._reduction, False)
-            return put_together(self._run(parts, share, None, True), [p.rows for p in parts], share)
+            outputs = self._run([self._forward(part) for part in parts], Gradients(), backward=False)
+            return put_together(outputs, [p.rows for p in parts], share)
 
     def step(self, *args: Any, target: Any = None, return_outputs: bool = False, **kwargs: Any) -> Any:
         """Forward and backward for a batch: gradients are added to ``.grad`` as ``loss.backward()`` would, all or, if this
@@ -83,11 +79,14 @@ class Pipeline:
                     "call pipe(...) for forward only, or leave that context",
                 )
             )
+        if self._loss_fn is None and target is not None:
+            kwargs, target = {**kwargs, "target": target}, None
         parts, cutter = micro_batches(args, kwargs, target, self.micro_batches, self._dims)
         share = weights(parts, self.model, self._reduction, self._loss_fn is not None)
         gradients = Gradients()
         try:
-            results = self._run(parts, share, gradients, return_outputs)
+            bodies = [self._train(part, weight, return_outputs) for part, weight in zip(parts, share, strict=True)]
+            results = self._run(bodies, gradients, backward=True)
         except BaseException:
             gradients.undo()
             raise
@@ -100,18 +99,21 @@ class Pipeline:
         return draw(self.schedule)
 
     def _schedule(self, count: int, backward: bool) -> Schedule:
-        return make_schedule(self._name, self._devices, count, self._chunks, backward)
+        devices = size_of(self._layout().mesh, PIPELINE)
+        return make_schedule(self._name, devices, count, self._layout().stages.count // devices, backward)
 
-    def _run(self, parts: list[MicroBatch], share: list[float], gradients: Gradients | None, outputs: bool) -> list[Any]:
-        """Issue every unit in order; what each micro-batch left. Without ``gradients`` it is forward only."""
-        ambient, moves = Ambient(), moves_of(self.model)
-        seeds = torch.randint(2**62, (len(parts),), device="cpu").tolist()
-        passes = [
-            Pass(self._body(part, weight, gradients, outputs), moves, ambient, Own(seed, self._device_type), gradients)
-            for part, weight, seed in zip(parts, share, seeds, strict=True)
-        ]
+    def _layout(self) -> Layout:
+        layout = layout_of(self.model)
+        assert layout is not None
+        return layout
+
+    def _run(self, bodies: list[Callable[[Pass], None]], gradients: Gradients, backward: bool) -> list[Any]:
+        """Issue every unit in order; what each micro-batch put out."""
+        ambient, moves, device_type = Ambient(), moves_of(self.model), self._layout().mesh.device_type
+        seeds = torch.randint(2**62, (len(bodies),)).tolist()
+        passes = [Pass(body, moves, ambient, Own(seed, device_type), gradients) for body, seed in zip(bodies, seeds, strict=True)]
         try:
-            for unit in self._schedule(len(parts), gradients is not None).order:
+            for unit in self._schedule(len(bodies), backward).order:
                 one = passes[unit.micro]
                 one.forward(unit.stage) if isinstance(unit, Forward) else one.backward(unit.stage)
         finally:
@@ -119,18 +121,21 @@ class Pipeline:
                 one.close()
         return [one.output for one in passes]
 
-    def _body(self, part: MicroBatch, weight: float, gradients: Gradients | None, outputs: bool) -> Callable[[Pass], None]:
-        def forward(one: Pass) -> None:
+    def _forward(self, part: MicroBatch) -> Callable[[Pass], None]:
+        def body(one: Pass) -> None:
             one.output = self.model(*part.args, **part.kwargs)
 
-        def train(one: Pass) -> None:
+        return body
+
+    def _train(self, part: MicroBatch, weight: float, outputs: bool) -> Callable[[Pass], None]:
+        def body(one: Pass) -> None:
             output = self.model(*part.args, **part.kwargs)
             loss = find_loss(output if self._loss_fn is None else self._lossof(output, part.target))
             if weight:
                 one.begin_backward(loss, torch.full_like(loss, weight))
             one.output = loss.detach(), detached(output) if outputs else None
 
-        return forward if gradients is None else train
+        return body
 
     def _lossof(self, output: Any, target: Any) -> torch.Tensor:
         assert self._loss_fn is not None
@@ -165,8 +170,8 @@ def pipeline(
     Raises:
         UsageError: a model that lies on no mesh, or a schedule that is unknown or does not go with its stages.
     """
-    layout = layout_of(model)
     where = "pipeline(model, micro_batches, schedule)"
+    layout = layout_of(model)
     if layout is None:
         raise UsageError(
             four_parts(
@@ -183,4 +188,5 @@ def pipeline(
     if isinstance(reduction, str) and reduction not in ("mean", "sum"):
         given = f"reduction={reduction!r}"
         raise UsageError(four_parts(given, "it is 'mean', 'sum' or a function that counts", where, "use one of these"))
-    return Pipeline(model, layout, micro_batches, schedule, loss_fn, reduction, batch_dims or {})
+    check_schedule(schedule, layout.stages.count // size_of(layout.mesh, PIPELINE))
+    return Pipeline(model, micro_batches, schedule, loss_fn, reduction, batch_dims or {})

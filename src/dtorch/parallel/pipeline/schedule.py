@@ -7,7 +7,7 @@ They differ in how long they warm up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -102,7 +102,7 @@ def make_schedule(name: str, devices: int, micro_batches: int, chunks: int = 1, 
     units = []
     for device in range(devices):
         forward: list[Unit] = [Forward(chunk * devices + device, i) for chunk, i in _turns(groups, range(chunks))]
-        back: list[Unit] = [Backward(chunk * devices + device, i) for chunk, i in _turns(groups, reversed(range(chunks)))]
+        back: list[Unit] = [Backward(chunk * devices + device, i) for chunk, i in _turns(groups, range(chunks)[::-1])]
         ahead = WARM_UP[name](device, devices, len(forward), chunks, len(groups[0])) if backward else len(forward)
         units.append(tuple(_by_turns(forward, back if backward else [], ahead)))
     return Schedule(name, devices * chunks, micro_batches, tuple(units))
@@ -146,9 +146,8 @@ def _groups(devices: int, micro_batches: int) -> list[range]:
     return groups
 
 
-def _turns(groups: list[range], chunks: range | Iterator[int]) -> Iterator[tuple[int, int]]:
+def _turns(groups: list[range], chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """(chunk, micro-batch) as a device comes by them: a group through one chunk after the other, then the next group."""
-    chunks = list(chunks)
     return ((chunk, i) for group in groups for chunk in chunks for i in group)
 
 
