@@ -22,14 +22,13 @@ class Coroutine:
     """
 
     def __init__(self, body: Callable[[], None]) -> None:
-        self.body = body
         self.done = False
         self.error: BaseException | None = None
         self._closing = False
         self._go: SimpleQueue[bool] = SimpleQueue()
         self._back: SimpleQueue[None] = SimpleQueue()
         # A second interrupt may come while close() waits; the thread ends with the process then.
-        self._thread = threading.Thread(target=self._main, name="dtorch-micro-batch", daemon=True)
+        self._thread = threading.Thread(target=self._main, args=(body,), name="dtorch-micro-batch", daemon=True)
 
     def resume(self) -> None:
         """Run until the next ``pause`` or the end; raises what the function raised."""
@@ -57,10 +56,10 @@ class Coroutine:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _main(self) -> None:
+    def _main(self, body: Callable[[], None]) -> None:
         try:
             if self._go.get():
-                self.body()
+                body()
         except Unwound:
             self.error = None
         except BaseException as error:

@@ -69,12 +69,13 @@ class Pass:
     def backward(self, stage: int) -> None:
         """Go back through a stage: its parameters' gradients are added up, those of its inputs wait for earlier stages."""
         roots = {edge: self._waiting.pop(edge) for edge in list(self._waiting) if self._stage_of(edge[0]) == stage}
-        leaves, inputs = self._ends(roots, stage)
-        whole = bool(inputs) and not leaves.keys().isdisjoint(self._ends(inputs, 0)[0])
+        leaves, inputs, _ = self._ends(roots, stage)
+        beyond = self._ends(inputs, 0)[2]
+        whole = any(node in beyond for node, _ in (*leaves, *inputs))
         if whole:
-            # PyTorch goes on at an earlier stage's node if a leaf asked for lies beyond it, as a tied weight does. So that
+            # PyTorch goes on at an earlier stage's node if anything asked for lies beyond it, as a tied weight does. So that
             # stage's part of this gradient is computed here, and its own turn adds the rest.
-            leaves, inputs = self._ends(roots, 0)
+            leaves, inputs, _ = self._ends(roots, 0)
         if leaves or inputs:
             edges = [*leaves, *inputs]
             with without_autocast():
@@ -152,24 +153,28 @@ class Pass:
         held = self._waiting.get(edge)
         self._waiting[edge] = gradient if held is None else held + gradient
 
-    def _ends(self, roots: Iterable[Edge], stage: int) -> tuple[Edges, Edges]:
-        """Where a stage's part of the graph ends, and that of the ones after it: at leaves, and at nodes of earlier stages."""
+    def _ends(self, roots: Iterable[Edge], stage: int) -> tuple[Edges, Edges, set[Node]]:
+        """Where a stage's part of the graph ends: at leaves, and at nodes of earlier stages. And what is met on the way.
+
+        The part of the stages after it, as far as it was not cut off, counts as its own.
+        """
         leaves: Edges = {}
         inputs: Edges = {}
-        stack = [node for node, _ in roots]
-        seen = set(stack)
+        stack = list({node: None for node, _ in roots})
+        seen, met = set(stack), set()
         while stack:
             for node, output in stack.pop().next_functions:
-                if node is None or node in seen:
+                if node is None:
                     continue
+                met.add(node)
                 if isinstance(node, AccumulateGrad):
                     leaves[node, output] = None
                 elif self._stage_of(node) < stage:
                     inputs[node, output] = None
-                else:
+                elif node not in seen:
                     seen.add(node)
                     stack.append(node)
-        return leaves, inputs
+        return leaves, inputs, met
 
 
 def _edges(edges: Any) -> list[GradientEdge]:
