@@ -405,9 +405,9 @@ def test_activations_are_let_go_of_as_the_schedule_says(schedule: str, passes: i
         monkeypatch.setattr(Pass, "forward", watched(Pass.forward))
         monkeypatch.setattr(Pass, "backward", watched(Pass.backward))
         pipe.step(x, target=torch.zeros(8 * 512, 6))
-    # A layer keeps its input and the result of its tanh.
-    assert max(sizes) <= passes * 6 + 8, sizes
-    assert sizes[-1] <= 24
+    # A stage's pass keeps the input and the result of each of its layers, more or less.
+    assert passes * 5 <= max(sizes) <= passes * 6 + 4, sizes
+    assert sizes[-1] <= 1
 
 
 def test_gradients_are_put_back_in_place() -> None:
