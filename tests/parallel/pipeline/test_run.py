@@ -90,6 +90,15 @@ def test_without_a_pipeline_it_accumulates() -> None:
     assert_same_gradients(pipe.model, model)
 
 
+def test_micro_batches_too_short_to_be_split() -> None:
+    model, batch = LANGUAGE_MODELS["llama"](), text(7)
+    expected = model(**batch).loss
+    expected.backward()
+    pipe = dtorch.pipeline(on(init_device_mesh("cpu", (3, 2), mesh_dim_names=("dp", "pp")), model), 3)
+    assert pipe.step(**batch).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert_same_gradients(pipe.model, model)
+
+
 def test_gradients_are_added_to_those_that_are_there() -> None:
     model, x, y = sequential(), torch.randn(6, 6), torch.randn(6, 6)
     pipe = dtorch.pipeline(on(staged(2), model), 3, loss_fn=mean_square)

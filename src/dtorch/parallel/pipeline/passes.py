@@ -54,8 +54,9 @@ class Pass:
         # The stage that runs, the one to run next, and the number of the first node of each.
         self._stage, self._next = 0, 0
         self._starts = [0]
-        # Leaves that stand for tensors of earlier stages, by the nodes that would accumulate their gradients.
-        self._cuts: dict[Node, Edge] = {}
+        # Leaves that stand for tensors of earlier stages, by the nodes that would accumulate their gradients, and the stage
+        # that each was made for.
+        self._cuts: dict[Node, tuple[Edge, int]] = {}
         self._waiting: dict[Edge, torch.Tensor] = {}
         # A node does not own those written in Python that it is found by; these do.
         self._owners: list[GradientEdge] = []
@@ -85,9 +86,9 @@ class Pass:
             for edge, gradient in zip(edges, found, strict=True):
                 if gradient is not None:
                     self._pass_on(edge, gradient)
+        self._cuts = {node: cut for node, cut in self._cuts.items() if cut[1] < stage}
         if not self._waiting:
             self._owners.clear()
-            self._cuts.clear()
 
     def close(self) -> None:
         """End the forward pass where it stopped."""
@@ -110,7 +111,7 @@ class Pass:
         if node is None or not torch.is_grad_enabled() or self._stage_of(node) >= self._next:
             return tensor
         leaf: Any = tensor.detach().requires_grad_()
-        self._cuts[get_gradient_edge(leaf).node] = self._edge_of(tensor)
+        self._cuts[get_gradient_edge(leaf).node] = self._edge_of(tensor), self._next
         return leaf
 
     def arrive(self) -> None:
@@ -143,7 +144,7 @@ class Pass:
     def _pass_on(self, edge: Edge, gradient: torch.Tensor) -> None:
         node = edge[0]
         if node in self._cuts:
-            self._wait(self._cuts[node], gradient)
+            self._wait(self._cuts[node][0], gradient)
         elif isinstance(node, AccumulateGrad):
             self._gradients.add(node, gradient)
         else:
