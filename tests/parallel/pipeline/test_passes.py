@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import dtorch
@@ -304,29 +306,65 @@ def test_dropout_is_the_same_by_every_schedule() -> None:
     assert torch.equal(grads[0], grads[1]) and torch.equal(grads[0], grads[2])
 
 
+class Counting(TorchFunctionMode):
+    """Counts calls of ``tanh``, the model's only."""
+
+    calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.calls += func is torch.Tensor.tanh
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatched(TorchDispatchMode):
+    """Counts operators."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
 def test_modes_of_the_caller_are_in_force() -> None:
     def wiring(m: Stack, x: torch.Tensor) -> torch.Tensor:
         seen.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
-        h = leaving_early(m, x)
-        with dtorch.use_mesh(m.layers[7].linear.weight.device_mesh):
-            h = m.layers[7](h, torch.ones(6))
-        seen.append(h.dtype)
+        h = m.layers[7](leaving_early(m, x), torch.ones(6))
+        types.append(m.outlet(h).dtype)
         return h
 
-    seen: list[Any] = []
-    pipe = dtorch.pipeline(on(staged(2), Stack(wiring)), 2, loss_fn=lambda out: out.float().square().mean())
+    seen: list[tuple] = []
+    types: list[torch.dtype] = []
     packed: list[int] = []
+    pipe = dtorch.pipeline(on(staged(2), Stack(wiring)), 2, loss_fn=lambda out: out.float().square().mean())
     with torch.autocast("cpu", torch.bfloat16), saved_tensors_hooks(lambda t: packed.append(1) or t, lambda t: t):
         pipe.step(torch.randn(4, 6))
-    assert seen == [(True, True, False)] * 2 + [torch.bfloat16] * 2 or seen[0] == (True, True, False)
-    assert packed and all(p.grad is None or p.grad.dtype is torch.float32 for p in pipe.model.parameters())
+    assert seen == [(True, True, False)] * 2 and types == [torch.bfloat16] * 2 and packed
+    assert all(p.grad is None or p.grad.dtype is torch.float32 for p in pipe.model.parameters())
     seen.clear()
     with torch.inference_mode():
         assert pipe(torch.randn(4, 6)).is_inference()
-    assert seen[0] == (False, False, True)
-    with dtorch.use_mesh(staged(2)):
+    with Counting() as counting, Dispatched() as dispatched:
         pipe(torch.randn(4, 6))
-        assert dtorch.zeros(1).device_mesh is staged(2)
+        assert counting.calls == 6 and dispatched.calls > 6
+    assert seen == [(False, False, True)] * 2 + [(False, False, False)] * 2
+
+
+def test_a_default_mesh_within_the_model_is_its_own() -> None:
+    def wiring(m: Stack, x: torch.Tensor) -> torch.Tensor:
+        with dtorch.use_mesh(first):
+            h = leaving_early(m, x)
+            h = m.layers[7](h + m.layers[0](torch.ones(6)))
+            made.append(torch.zeros(1).device_mesh)
+        made.append(dtorch.zeros(1).device_mesh)
+        return h
+
+    made: list[Any] = []
+    first, second = staged(2).unbind("pp")
+    pipe = dtorch.pipeline(on(staged(2), Stack(wiring)), 3, "gpipe")
+    with dtorch.use_mesh(second):
+        pipe(torch.randn(6, 6))
+        assert made == [first, second] * 3 and dtorch.zeros(1).device_mesh is second
 
 
 def fails_at(layer: int, call: int, error: Callable[[], None]) -> nn.Module:
