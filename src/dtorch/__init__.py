@@ -15,6 +15,7 @@ from .core.errors import (
 from .core.mesh import DeviceMesh, init_device_mesh
 from .core.placements import Partial, Placement, Replicate, Shard
 from .parallel import load_pretrained, nn, parallelize, save_pretrained
+from .parallel.pipeline import pipeline
 from .session import init, session, shutdown
 from .tensor.creation import (
     arange,
@@ -83,6 +84,7 @@ __all__ = [
     "ones",
     "ones_like",
     "parallelize",
+    "pipeline",
     "rand",
     "rand_like",
     "randint",

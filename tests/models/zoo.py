@@ -66,13 +66,13 @@ def gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=2, n_head=3, vocab_size=VOCABULARY, n_positions=64)).eval()
 
 
-def bert() -> nn.Module:
+def bert(**options: Any) -> nn.Module:
     """An encoder whose output layer shares a weight and a bias."""
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 50}
-    return BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **sizes)).eval()
+    return BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **{**sizes, **options})).eval()
 
 
-def mixtral() -> nn.Module:
+def mixtral(**options: Any) -> nn.Module:
     """Experts, chosen by the data."""
     sizes = {
         "hidden_size": 24,
@@ -81,7 +81,7 @@ def mixtral() -> nn.Module:
         "num_key_value_heads": 3,
         "intermediate_size": 20,
     }
-    return MixtralForCausalLM(MixtralConfig(vocab_size=VOCABULARY, num_local_experts=4, **sizes)).eval()
+    return MixtralForCausalLM(MixtralConfig(vocab_size=VOCABULARY, num_local_experts=4, **{**sizes, **options})).eval()
 
 
 LANGUAGE_MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "tied_llama": tied_llama, "gpt2": gpt2, "mixtral": mixtral}

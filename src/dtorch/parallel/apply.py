@@ -27,7 +27,7 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 Make = Callable[[str, torch.Tensor, Spec], Tensor]
 
 
-def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None) -> AnyModule:
+def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None, *, virtual_stages: int = 1) -> AnyModule:
     """Distribute a module's parameters and buffers over a mesh, in place.
 
     Afterwards the module is called as before, with plain tensors or global ones; its outputs are global tensors. An
@@ -42,6 +42,8 @@ def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None) 
             value is a tensor-parallel style such as ``"colwise"`` or ``"rowwise"``, a dict from axis name to placement,
             or a list of placements, one per axis other than ``pp``. What it does not name is replicated. When omitted,
             the plan that a Hugging Face model carries is used.
+        virtual_stages: stages on each device along ``pp``, for interleaved pipelines: stage ``k`` of ``pp * virtual_stages``
+            lies on device ``k % pp``.
 
     Returns:
         The module itself.
@@ -52,11 +54,11 @@ def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None) 
     """
     check_axes(mesh)
     _check_loaded(module)
-    settle(module, *lay_out(module, mesh, plan), lambda _, old, spec: _adopted(old, spec))
+    settle(module, *lay_out(module, mesh, plan, virtual_stages), lambda _, old, spec: _adopted(old, spec))
     return module
 
 
-def lay_out(module: nn.Module, mesh: DeviceMesh, plan: PlanArgument) -> tuple[Layout, Plan]:
+def lay_out(module: nn.Module, mesh: DeviceMesh, plan: PlanArgument, virtual_stages: int = 1) -> tuple[Layout, Plan]:
     """What ``parallelize`` would do, and by which rows; the module is only looked at, and may be without data.
 
     Raises:
@@ -64,7 +66,7 @@ def lay_out(module: nn.Module, mesh: DeviceMesh, plan: PlanArgument) -> tuple[La
     """
     check_axes(mesh)
     rows = read_plan(module, mesh, plan)
-    return decide(module, mesh, assign_stages(module, size_of(mesh, PIPELINE)), rows), rows
+    return decide(module, mesh, assign_stages(module, size_of(mesh, PIPELINE), virtual_stages), rows), rows
 
 
 def settle(module: nn.Module, layout: Layout, rows: Plan, make: Make) -> None:

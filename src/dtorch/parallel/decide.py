@@ -25,7 +25,8 @@ def decide(module: nn.Module, mesh: DeviceMesh, stages: Stages, plan: Plan) -> L
     Raises:
         PlacementError: placements that do not fit a weight.
     """
-    meshes = tuple(mesh.unbind(PIPELINE))
+    homes = mesh.unbind(PIPELINE)
+    meshes = tuple(homes * (stages.count // len(homes)))
     deciding = _Deciding(dict(module.named_modules(remove_duplicate=False)), plan, size_of(mesh, TENSOR))
     tensors = {join(owner, n): (owner, n, t) for owner, m in deciding.modules.items() for n, t in own_tensors(m).items()}
     first: dict[int, str] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -25,6 +25,9 @@ LABEL_WORD = "label"
 HANDLES = "_dtorch_hooks"
 """Where a module keeps the handles of its hooks, so that they are not hung twice."""
 
+MOVES = "_dtorch_moves"
+"""Where it keeps what they share."""
+
 
 def install(module: nn.Module, layout: Layout, plan: Plan) -> None:
     """Hang the hooks: on the model, at the entrances of stages, and where a style asks for a whole output."""
@@ -37,13 +40,20 @@ def install(module: nn.Module, layout: Layout, plan: Plan) -> None:
         module.register_forward_hook(RootExit(moves), always_call=True),
     ]
     for name in entrances(layout, modules):
-        handles.append(modules[name].register_forward_pre_hook(Entrance(layout.mesh_of(name), moves), with_kwargs=True))
+        entrance = Entrance(layout.mesh_of(name), moves, layout.stages.of[name])
+        handles.append(modules[name].register_forward_pre_hook(entrance, with_kwargs=True))
     for name, part in modules.items():
         choice = plan.choice(name, "weight")
         hook = OUTPUTS.get(STYLES[choice].output) if isinstance(choice, str) else None
         if hook is not None:
             handles.append(part.register_forward_hook(hook))
     setattr(module, HANDLES, handles)
+    setattr(module, MOVES, moves)
+
+
+def moves_of(module: nn.Module) -> Moves:
+    """What brings a parallelized module's tensors from stage to stage."""
+    return getattr(module, MOVES)
 
 
 def entrances(layout: Layout, modules: Mapping[str, nn.Module]) -> list[str]:
@@ -67,6 +77,19 @@ def _end(layout: Layout, modules: Mapping[str, nn.Module]) -> DeviceMesh:
     return layout.mesh_of(owners[-1]) if owners else layout.meshes[-1]
 
 
+class Passing(Protocol):
+    """A forward pass that a pipeline runs stage by stage, among others."""
+
+    def approach(self, stage: int) -> None:
+        """A module of this stage is about to be called: tensors that are brought over from now on belong to it."""
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """The tensor, or where an earlier stage computed it with a gradient, a leaf in its place at which backward ends."""
+
+    def arrive(self) -> None:
+        """The stage's inputs are on their way: stop here until its turn comes."""
+
+
 class Moves:
     """Tensors that one forward pass has brought over from another stage's mesh, so that each is brought once.
 
@@ -76,6 +99,7 @@ class Moves:
     def __init__(self) -> None:
         self.depth = 0
         self.made: dict[tuple, tuple[Tensor, Tensor]] = {}
+        self.passing: Passing | None = None
 
     def enter(self) -> None:
         """A forward pass begins."""
@@ -89,14 +113,17 @@ class Moves:
 
     def bring(self, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
         """The tensor on a mesh; partial sums are added up on the way."""
-        if tensor.device_mesh is mesh:
+        if tensor.device_mesh is mesh and self.passing is None:
+            return tensor
+        source = self.passing.cut(tensor) if self.passing is not None else tensor
+        if source is tensor and tensor.device_mesh is mesh:
             return tensor
         # An inference tensor does not say whether it was written to in between.
         if self.depth == 0 or tensor.is_inference():
-            return _moved(tensor, mesh)
+            return _moved(source, mesh)
         key = (id(tensor), tensor._version, mesh, torch.is_grad_enabled())
         if key not in self.made:
-            self.made[key] = tensor, _moved(tensor, mesh)
+            self.made[key] = tensor, _moved(source, mesh)
         return self.made[key][1]
 
     def __deepcopy__(self, memo: dict) -> Moves:
@@ -104,6 +131,10 @@ class Moves:
 
 
 def _moved(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+    if tensor.device_mesh is mesh:
+        # A leaf of a cut graph, which the model may want to write to.
+        copied: Any = tensor.clone()
+        return copied
     fits = tensor.device_mesh.shape == mesh.shape
     kept = [p if isinstance(p, Shard) else REPLICATE for p in tensor.placements]
     return tensor.redistribute(mesh, kept if fits else [REPLICATE] * mesh.ndim)
@@ -112,11 +143,17 @@ def _moved(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
 class Entrance:
     """Forward pre-hook of a module: its tensor arguments come onto its mesh."""
 
-    def __init__(self, mesh: DeviceMesh, moves: Moves) -> None:
-        self.mesh, self.moves = mesh, moves
+    def __init__(self, mesh: DeviceMesh, moves: Moves, stage: int) -> None:
+        self.mesh, self.moves, self.stage = mesh, moves, stage
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        return _replaced(args, self._here), _replaced(kwargs, self._here)
+        passing = self.moves.passing
+        if passing is None:
+            return _replaced(args, self._here), _replaced(kwargs, self._here)
+        passing.approach(self.stage)
+        brought = _replaced(args, self._here), _replaced(kwargs, self._here)
+        passing.arrive()
+        return brought
 
     def _here(self, value: torch.Tensor) -> torch.Tensor:
         return self.moves.bring(value, self.mesh) if isinstance(value, Tensor) else value

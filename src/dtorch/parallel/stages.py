@@ -35,12 +35,14 @@ class Stages:
         return [name for name in self.layers if self.of[name] == stage]
 
 
-def assign_stages(module: nn.Module, count: int) -> Stages:
-    """Divide a module over ``count`` stages.
+def assign_stages(module: nn.Module, devices: int, each: int = 1) -> Stages:
+    """Divide a module over the stages of a pipeline, ``each`` of them on every device.
 
     Raises:
         UsageError: more stages than layers.
     """
+    _check_each(each)
+    count = devices * each
     names = [name for name, _ in module.named_modules(remove_duplicate=False)]
     if count == 1:
         return Stages(1, (), dict.fromkeys(names, 0))
@@ -48,16 +50,42 @@ def assign_stages(module: nn.Module, count: int) -> Stages:
     if len(layers) < count:
         raise UsageError(
             four_parts(
-                f"{count} pipeline stages for {len(layers)} layers of {type(module).__name__}",
+                f"{count} pipeline stages{_product(devices, each)} for {len(layers)} layers of {type(module).__name__}",
                 "every stage has a layer at least",
                 "parallelize(module, mesh), axis 'pp'",
-                f"make pp at most {max(len(layers), 1)}",
+                _fitting(devices, each, max(len(layers), 1)),
             )
         )
     stage_of_layer = [stage for stage, n in enumerate(balanced(len(layers), count)) for _ in range(n)]
     of = _by_position(module, dict(zip(layers, stage_of_layer, strict=True)), count - 1)
     _join_tied(module, of)
     return Stages(count, tuple(layers), of)
+
+
+def _check_each(each: int) -> None:
+    if not isinstance(each, int) or each < 1:
+        raise UsageError(
+            four_parts(
+                f"virtual_stages={each!r}",
+                "every device has a stage at least",
+                "parallelize(module, mesh, virtual_stages=...)",
+                "give a positive int",
+            )
+        )
+
+
+def _product(devices: int, each: int) -> str:
+    return f" ({devices} devices x {each} virtual stages)" if each > 1 else ""
+
+
+def _fitting(devices: int, each: int, layers: int) -> str:
+    """What would work."""
+    if each == 1:
+        return f"make pp at most {layers}"
+    if devices <= layers:
+        smaller = f", or pp at most {layers // each}" if layers >= each else ""
+        return f"make virtual_stages at most {layers // devices}{smaller}"
+    return f"make pp at most {layers}, and virtual_stages at most {layers} divided by pp"
 
 
 def find_layers(module: nn.Module) -> list[str]:

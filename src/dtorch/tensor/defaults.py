@@ -20,3 +20,15 @@ def push_mesh(mesh: DeviceMesh) -> None:
 def pop_mesh() -> None:
     """Undo the last ``push_mesh``."""
     _stack.pop()
+
+
+def stacked_meshes() -> list[DeviceMesh]:
+    """The meshes made the default and not undone, the present one last."""
+    return list(_stack)
+
+
+def exchange_meshes(meshes: list[DeviceMesh]) -> list[DeviceMesh]:
+    """Put others in their place, for a computation that is gone on with; returns those that were there."""
+    before = list(_stack)
+    _stack[:] = meshes
+    return before
