@@ -201,3 +201,23 @@ def test_random_numbers_into_out_are_those_of_plain_tensors(dtype: torch.dtype) 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64])
 def test_a_partial_sum_in_a_dtype_that_drops_something(dtype: torch.dtype) -> None:
     check(lambda x: (x.sum(0, dtype=dtype), x.sum(dtype=dtype)), values(5, 4), limit=20)
+
+
+def test_statistics_kept_in_inputs_are_written_and_not_returned() -> None:
+    def program(x: Any, mean: Any, variance: Any, *outs: Any) -> Any:
+        names = ("out", "save_mean", "save_invstd")
+        kept = torch.ops.aten._native_batch_norm_legit.out(
+            x, None, None, mean, variance, True, 0.5, 1e-5, **dict(zip(names, outs, strict=True))
+        )
+        assert len(kept) == 3 and all(a is b for a, b in zip(kept, outs, strict=True))
+        return mean, variance, *outs
+
+    def inputs() -> list[torch.Tensor]:
+        return [torch.arange(30.0).view(5, 3, 2), torch.ones(3), torch.ones(3), torch.ones(5, 3, 2), torch.ones(3), torch.ones(3)]
+
+    expected = program(*inputs())
+    mesh = dtorch.init_device_mesh("cpu", 2)
+    for placement in (Replicate(), Shard(0)):
+        ours = program(*(dtorch.Tensor(t, device_mesh=mesh, placements=[placement]) for t in inputs()))
+        for a, b in zip(ours, expected, strict=True):
+            torch.testing.assert_close(a.to_torch(), b)

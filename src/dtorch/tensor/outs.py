@@ -14,7 +14,7 @@ import torch
 from ..core.placements import REPLICATE, Partial
 from ..core.program import Fetch
 from ..core.spec import Spec
-from ..sharding.call import factory_of, functional_of, has_out, leaves, replace_leaves, schema_of, written_args
+from ..sharding.call import factory_of, functional_of, has_out, leaves, replace_leaves, returned_args, schema_of, written_args
 from ..sharding.infer import infer_outputs
 from ..sharding.probe import check_dtypes
 from . import aliasing, dispatch, moving, special
@@ -53,7 +53,7 @@ def into_out(cls: type, func: Any, args: tuple, kwargs: Named) -> Any:
         _check_cast(func, args, kwargs, pairs)
     for out, result in pairs:
         put_into(out, result)
-    return _returned(func, outs)
+    return _returned(func, args, kwargs)
 
 
 def _outs(func: Any, args: tuple, kwargs: Named) -> list[Any]:
@@ -66,7 +66,10 @@ def _name(func: Any) -> str:
     return schema_of(func).name.removeprefix("aten::")
 
 
-def _returned(func: Any, outs: list[Any]) -> Any:
+def _returned(func: Any, args: tuple, kwargs: Named) -> Any:
+    """What the operator returns of what it writes: not the statistics, say, that it keeps in its inputs."""
+    given = dict(zip([a.name for a in schema_of(func).arguments], args, strict=False)) | kwargs
+    outs = leaves([given[name] for name in returned_args(func)], torch.Tensor)
     if not schema_of(func).returns:
         return None
     return outs[0] if len(outs) == 1 else tuple(outs)
@@ -158,7 +161,7 @@ def itself(cls: type, func: Any, args: tuple, kwargs: Named) -> Any:
     for out, of, (shape, stride, _) in zip(outs, made, told, strict=True):
         spec = Spec.make(mesh, (REPLICATE,) * mesh.ndim, shape, out.dtype, stride)
         put_into(out, wrap(cls, spec, of._value))
-    return _returned(func, outs)
+    return _returned(func, args, kwargs)
 
 
 def _is_ours(func: Any) -> bool:
