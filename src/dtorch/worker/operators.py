@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.errors import InternalError
+from . import attention
 
 
 @cache
@@ -222,5 +223,9 @@ STAND_INS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     torch.ops.aten.index_reduce.default: _index_reduce,
     torch.ops.aten.index_reduce_.default: _index_reduce_,
     torch.ops.aten._grouped_mm.default: _grouped_product,
+    **attention.STAND_INS,
 }
-"""Operators whose kernel reads more of its surroundings than its arguments or fails on pieces, and what is called instead."""
+"""Operators whose kernel reads more of its surroundings than its arguments or fails on pieces, and what is called instead.
+
+Operators of our own have no kernel but this.
+"""

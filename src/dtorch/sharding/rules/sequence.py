@@ -1,0 +1,225 @@
+"""How attention over a split sequence uses the axes of the mesh, and where its tensors lie meanwhile.
+
+Each axis has one part. Batch and heads may stay split as they are. Where the sequence is split, the axis either trades
+positions for heads (Ulysses: all-to-all, each device then has whole sequences of some heads) or forms a ring, around which
+keys and values travel. The names ``ulysses_cp`` and ``ring_cp`` decide; on any other axis what moves fewer bytes does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...core.mesh import coordinates
+from ...core.placements import REPLICATE, Partial, Shard, balanced
+from ...core.spec import Spec
+from ..call import OpCall
+from .blocks import zigzag
+from .laid import Laid, Runs, cut_of, joined, natural, sizes, split_spec
+from .pieces import balanced_leaves, leaves
+
+ULYSSES, RING = "ulysses_cp", "ring_cp"
+Cuts = Mapping[int, tuple[Sequence[int], Sequence[int]]]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Mesh axes by the part they play.
+
+    Attributes:
+        batch, heads: split batch and heads, as before the call.
+        ulysses, ring: split the sequence of queries, keys and values; see above.
+        rows: split queries only; every device there has all keys of its ring.
+    """
+
+    batch: tuple[int, ...]
+    heads: tuple[int, ...]
+    ulysses: tuple[int, ...]
+    ring: tuple[int, ...]
+    rows: tuple[int, ...]
+
+
+def plain(spec: Spec) -> Spec:
+    """The spec with partials reduced, and nothing said of axes of one device."""
+    pairs = zip(spec.placements, spec.mesh.shape, strict=True)
+    return spec.replace([REPLICATE if isinstance(p, Partial) or k == 1 else p for p, k in pairs])
+
+
+def parts_of(call: OpCall) -> Parts | None:
+    """The parts of all axes; None where the sequence is not split, or in a way that needs nothing of this."""
+    tensors = {name: plain(call.arg(name)) for name in ("query", "key", "value")}
+    found: dict[str, list[int]] = {"batch": [], "heads": [], "ulysses": [], "ring": [], "rows": []}
+    undecided: list[int] = []
+    for axis, name in enumerate(tensors["query"].mesh.axis_names()):
+        dim = _most(tensors, axis)
+        if dim == 2 and not any(_splits(tensors[n], axis, 2) for n in ("key", "value")):
+            found["rows"].append(axis)
+        elif dim == 2 and name not in (ULYSSES, RING):
+            undecided.append(axis)
+        elif dim is not None:
+            found["batch" if dim == 0 else "heads" if dim == 1 else "ring" if name == RING else "ulysses"].append(axis)
+    for axis in undecided:
+        found[_cheaper(call, axis, found)].append(axis)
+    parts = Parts(**{name: tuple(sorted(axes)) for name, axes in found.items()})
+    return parts if parts.ulysses or parts.ring or (parts.rows and call.arg("is_causal")) else None
+
+
+def _splits(spec: Spec, axis: int, dim: int) -> bool:
+    placement = spec.placements[axis]
+    return isinstance(placement, Shard) and placement.dim == dim
+
+
+def _most(tensors: Mapping[str, Spec], axis: int) -> int | None:
+    """The dim of batch, heads and positions by which most bytes are split on an axis."""
+    votes: Counter[int] = Counter()
+    for spec in tensors.values():
+        placement = spec.placements[axis]
+        if isinstance(placement, Shard) and placement.dim < 3:
+            votes[placement.dim] += spec.nbytes + 1
+    return max(votes, key=lambda dim: votes[dim]) if votes else None
+
+
+def _cheaper(call: OpCall, axis: int, found: Mapping[str, list[int]]) -> str:
+    """Whether heads or keys and values should travel along an axis: by bytes, and heads only where no device lacks one."""
+    query, key, value = (call.arg(name) for name in ("query", "key", "value"))
+    k = query.mesh.shape[axis]
+    taken = math.prod(query.mesh.shape[a] for a in (*found["heads"], *found["ulysses"]))
+    if query.shape[1] < k * taken:
+        return "ring"
+    repeats = max(1, k * taken / max(key.shape[1], 1))
+    pair = key.nbytes + value.nbytes
+    traded = (k - 1) / k * (2 * query.nbytes + repeats * pair)
+    around = (k - 1) * pair + (traded if call.arg("is_causal") else 0)
+    return "ulysses" if traded <= around else "ring"
+
+
+class Layouts:
+    """Where the tensors of one attention call lie.
+
+    ``query_home`` and ``key_home`` are the ordinary specs in which they come and in which results and gradients go
+    back; ``query`` and ``key`` are the layouts to compute in.
+    """
+
+    def __init__(self, call: OpCall, parts: Parts) -> None:
+        self.parts = parts
+        self.mesh = call.arg("query").mesh
+        query, key, value = (plain(call.arg(name)) for name in ("query", "key", "value"))
+        self.group = query.shape[1] // max(key.shape[1], 1)
+        self.causal = bool(call.arg("is_causal"))
+        self._homes(query, key, value)
+        self._work()
+
+    def _homes(self, query: Spec, key: Spec, value: Spec) -> None:
+        parts = self.parts
+        batch = _first(cut_of(s, 0, parts.batch) for s in (query, key)) or balanced_leaves(self.mesh, parts.batch, query.shape[0])
+        heads = self._head_sizes(query, key)
+        rows = tuple(sorted((*parts.ring, *parts.ulysses, *parts.rows)))
+        columns = tuple(sorted((*parts.ring, *parts.ulysses)))
+        below = cut_of(query, 2, rows) or balanced_leaves(self.mesh, rows, query.shape[2])
+        across = _first(cut_of(s, 2, columns) for s in (key, value)) or balanced_leaves(self.mesh, columns, key.shape[2])
+        self.query_home = _placed(query, {0: (parts.batch, batch), 1: (parts.heads, heads), 2: (rows, below)})
+        cuts: dict[int, tuple[Sequence[int], Sequence[int]]] = {0: (parts.batch, batch), 2: (columns, across)}
+        if all(n % self.group == 0 for n in heads):
+            cuts[1] = (parts.heads, [n // self.group for n in heads])
+        self.key_home = _placed(key, cuts)
+
+    def _head_sizes(self, query: Spec, key: Spec) -> list[int]:
+        """Query heads on each leaf: the cut there is, if possible one that parts no group; else whole groups, else heads."""
+        axes, m = self.parts.heads, self.group
+        own, groups = cut_of(query, 1, axes), cut_of(key, 1, axes)
+        if own is not None and all(n % m == 0 for n in own):
+            return own
+        if groups is not None or own is not None:
+            return own or [] if groups is None else [n * m for n in groups]
+        whole = key.shape[1] >= math.prod(self.mesh.shape[a] for a in axes)
+        return [n * m for n in balanced_leaves(self.mesh, axes, key.shape[1])] if whole else balanced_leaves(
+            self.mesh, axes, query.shape[1]
+        )
+
+    def _work(self) -> None:
+        parts = self.parts
+        head_axes = tuple(sorted((*parts.heads, *parts.ulysses)))
+        row_axes = tuple(sorted((*parts.ring, *parts.rows)))
+        heads = self._head_runs(head_axes)
+        held = [_held(leaf, self.group) for leaf in heads]
+        rows, keys = natural(self.query_home, 2, row_axes), natural(self.key_home, 2, parts.ring)
+        if self.causal and parts.ring and not parts.rows and self.query_home.shape[2] == self.key_home.shape[2]:
+            rows = keys = zigzag(self.query_home.shape[2], len(keys))
+        self.query = _laid(self.query_home, parts.batch, (head_axes, heads), (row_axes, rows))
+        self.key = _laid(self.key_home, parts.batch, (head_axes, held), (parts.ring, keys))
+
+    def _head_runs(self, axes: Sequence[int]) -> list[Runs]:
+        """Query heads of each leaf over head and Ulysses axes: what the head axes give, shared out over the others."""
+        shape = [self.mesh.shape[a] for a in axes]
+        given = {p: leaf for p, leaf in zip(self._places(self.parts.heads), leaves(self.query_home, 1), strict=True)}
+        shares = list(self._places(self.parts.ulysses))
+        out = []
+        for place in coordinates(shape):
+            at = dict(zip(axes, place, strict=True))
+            start, n = given[tuple(at[a] for a in self.parts.heads)]
+            unit = self.group if start % self.group == 0 and n % self.group == 0 and n // self.group >= len(shares) else 1
+            cut = [size * unit for size in balanced(n // unit, len(shares))]
+            number = shares.index(tuple(at[a] for a in self.parts.ulysses))
+            out.append(joined([(start + sum(cut[:number]), cut[number])]))
+        return out
+
+    def _places(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
+        return list(coordinates([self.mesh.shape[a] for a in axes]))
+
+    def ring_number(self, coord: Sequence[int]) -> int:
+        """The place of a device in its ring."""
+        number = 0
+        for a in self.parts.ring:
+            number = number * self.mesh.shape[a] + coord[a]
+        return number
+
+    @property
+    def ring_size(self) -> int:
+        """Number of devices in a ring."""
+        return math.prod(self.mesh.shape[a] for a in self.parts.ring)
+
+    def turned(self, laid: Laid, step: int) -> Laid:
+        """The layout of keys after so many steps around the ring."""
+        runs = self.key.of(2)
+        after = [runs[(i - step) % len(runs)] for i in range(len(runs))]
+        shape = laid.spec.shape
+        cuts = {d: (laid.spec.sharding_axes(d), sizes(laid.of(d))) for d in (0, 1)}
+        spec = split_spec(laid.spec, {**cuts, 2: (self.parts.ring, sizes(after))}, shape)
+        spec = spec.replace([p if isinstance(p, Partial) else q for p, q in zip(laid.spec.placements, spec.placements, strict=True)])
+        return Laid(spec, {**laid.runs, 2: after})
+
+    def mask(self, spec: Spec) -> Laid:
+        """The layout of a mask: its rows, heads and batch with the queries, dims of size 1 and keys whole."""
+        cuts: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
+        runs: dict[int, list[Runs]] = {}
+        shift = 4 - len(spec.shape)
+        for d, n in enumerate(spec.shape[:-1]):
+            if n != 1:
+                runs[d] = self.query.of(d + shift)
+                cuts[d] = (self.query.spec.sharding_axes(d + shift), sizes(runs[d]))
+        return Laid(split_spec(spec, cuts, spec.shape), runs)
+
+
+def _first(found: object) -> list[int] | None:
+    return next((cut for cut in found if cut is not None), None)  # type: ignore[attr-defined]
+
+
+def _placed(spec: Spec, cuts: Cuts) -> Spec:
+    """The spec split so, in its own order of strides."""
+    made = split_spec(spec, cuts, spec.shape)
+    return spec.replace(made.placements)
+
+
+def _held(heads: Runs, group: int) -> Runs:
+    """Key heads for these query heads: each once where all serve equally many of them, else one for each query head."""
+    owners = [h // group for start, n in heads for h in range(start, start + n)]
+    shares = Counter(owners)
+    return joined([(o, 1) for o in shares]) if len(set(shares.values())) <= 1 else [(o, 1) for o in owners]
+
+
+def _laid(home: Spec, batch: Sequence[int], heads: tuple[Sequence[int], list[Runs]], positions: tuple) -> Laid:
+    shape = (home.shape[0], sum(sizes(heads[1])), sum(sizes(positions[1])), *home.shape[3:])
+    cuts = {0: (batch, cut_of(home, 0, batch) or []), 1: (heads[0], sizes(heads[1])), 2: (positions[0], sizes(positions[1]))}
+    return Laid(split_spec(home, cuts, shape), {1: heads[1], 2: positions[1]})
