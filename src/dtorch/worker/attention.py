@@ -13,95 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_aten = torch.ops.aten
+from .kernels import KERNELS
+
 NARROW = (torch.float16, torch.bfloat16)
-ALIGNMENT = 16
-"""The memory-efficient kernel wants rows of a mask to start at multiples of this many elements."""
-ROWS_TO = 32
-"""The memory-efficient kernel's log-sum-exp has a multiple of this many positions."""
 HIDDEN = -1e30
 """A mask whose greatest value in a row is below this hides the row where the kernel says that it saw nothing."""
 COARSE = 1e3
 """A log-sum-exp beyond this is too coarse to weigh a block by."""
-
-Forward = Callable[..., tuple[Tensor, Tensor]]
-Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
-
-
-def _cpu(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    return _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-
-
-def _cpu_backward(
-    grad: Tensor, out: Tensor, rows: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, q, k, v, out, rows, 0.0, causal, attn_mask=mask, scale=scale
-    )
-
-
-def _flash(q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    return _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
-
-
-def _flash_backward(
-    grad: Tensor, out: Tensor, rows: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: None, causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    seed, lengths = _seed(q), (q.shape[2], k.shape[2])
-    return _aten._scaled_dot_product_flash_attention_backward(
-        grad, q, k, v, out, rows.contiguous(), None, None, *lengths, 0.0, causal, seed, seed, scale=scale
-    )
-
-
-def _efficient(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    out, rows, *_ = _aten._scaled_dot_product_efficient_attention(q, k, v, _aligned(mask), True, 0.0, causal, scale=scale)
-    return out, rows[:, :, : q.shape[2]]
-
-
-def _efficient_backward(
-    grad: Tensor, out: Tensor, rows: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    seed, wanted = _seed(q), [True, True, True, False]
-    rows = torch.nn.functional.pad(rows, (0, -rows.shape[2] % ROWS_TO), value=float("inf"))
-    return _aten._scaled_dot_product_efficient_attention_backward(
-        grad, q, k, v, _aligned(mask), out, rows, seed, seed, 0.0, wanted, causal, scale=scale
-    )[:3]
-
-
-def _cudnn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    out, rows, *_ = _aten._scaled_dot_product_cudnn_attention(q, k, v, mask, True, 0.0, causal, False, scale=scale)
-    return out, rows.view(rows.shape[:3])
-
-
-def _cudnn_backward(
-    grad: Tensor, out: Tensor, rows: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    seed, lengths = _seed(q), (q.shape[2], k.shape[2])
-    rows = rows.contiguous().unsqueeze(-1)
-    return _aten._scaled_dot_product_cudnn_attention_backward(
-        grad, q, k, v, out, rows, seed, seed, mask, None, None, *lengths, 0.0, causal, scale=scale
-    )
-
-
-def _seed(like: Tensor) -> Tensor:
-    """State of a generator that nothing is drawn from."""
-    return torch.zeros((), dtype=torch.int64, device=like.device)
-
-
-def _aligned(mask: Tensor | None) -> Tensor | None:
-    """The mask in rows that start where the memory-efficient kernel wants them."""
-    if mask is None or not mask.shape[-1] % ALIGNMENT:
-        return mask if mask is None else mask.contiguous()
-    return torch.nn.functional.pad(mask, (0, -mask.shape[-1] % ALIGNMENT))[..., : mask.shape[-1]]
-
-
-KERNELS: dict[str, tuple[Forward, Backward]] = {
-    "flash_attention_for_cpu": (_cpu, _cpu_backward),
-    "flash_attention": (_flash, _flash_backward),
-    "efficient_attention": (_efficient, _efficient_backward),
-    "cudnn_attention": (_cudnn, _cudnn_backward),
-}
-"""By the middle of PyTorch's name. Forward gives (out, log-sum-exp); backward takes (grad, out, log-sum-exp, q, k, v, ...)."""
 
 
 def attend(
@@ -111,7 +29,7 @@ def attend(
     if not q.numel():
         dtype = torch.float32 if q.dtype in NARROW else q.dtype
         return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=dtype)
-    return KERNELS[kernel][0](q, k, v, mask, causal, scale)
+    return KERNELS[kernel][0]((q, k, v), mask, causal, scale)
 
 
 def attend_backward(
@@ -129,7 +47,7 @@ def attend_backward(
     """Gradients of ``attend``."""
     if not q.numel():
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    return KERNELS[kernel][1](grad, out, rows, q, k, v, mask, causal, scale)
+    return KERNELS[kernel][1]((grad, out, rows), (q, k, v), mask, causal, scale)
 
 
 def ring_start(q: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,11 +79,11 @@ def ring_attend_(
     k, v = pair.split([q.shape[3], pair.shape[3] - q.shape[3]], -1)
     mask = _of_columns(mask, columns)
     for rows, keys, causal in _each(blocks, q, mask):
-        block = (q[:, :, rows], k[:, :, keys])
-        out, seen = KERNELS[kernel][0](*block, v[:, :, keys], mask, causal, scale)
+        block = (q[:, :, rows], k[:, :, keys], v[:, :, keys])
+        out, seen = KERNELS[kernel][0](block, mask, causal, scale)
         best, sums = seen.to(top.dtype), None
         if mask is not None:
-            out, best, sums = _unhidden(out, best, *block, mask, scale)
+            out, best, sums = _unhidden(out, best, block[0], block[1], mask, scale)
         _merge(total[:, :, rows], top[:, :, rows], weight[:, :, rows], out, best, sums)
 
 
@@ -191,25 +109,26 @@ def _unhidden(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A block's results with rows that saw nothing marked, and rows of huge scores weighed exactly."""
     greatest = mask.amax(-1).to(best.dtype)
-    hidden = (greatest == -torch.inf) | ((greatest < HIDDEN) & (best == 0))
-    hidden = hidden.expand(best.shape)
+    hidden = ((greatest == -torch.inf) | ((greatest < HIDDEN) & (best == 0))).expand(best.shape)
     best = best.masked_fill(hidden, -torch.inf)
     out = out.masked_fill(hidden.unsqueeze(-1), 0)
     coarse = (best.abs() > COARSE) & best.isfinite()
-    if not bool(coarse.any()):
-        return out, best, None
-    # The sum is lost in the rounding of such a log-sum-exp, and with it how many keys a block stands for.
+    return (out, *_exact(best, coarse, q, k, mask, scale)) if bool(coarse.any()) else (out, best, None)
+
+
+def _exact(best: Tensor, coarse: Tensor, q: Tensor, k: Tensor, mask: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    """Greatest score and sum of the others relative to it, for rows whose log-sum-exp has lost that sum in rounding."""
     at = coarse.flatten(0, 1).any(0).nonzero().flatten()
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1).to(best.dtype)
     factor = q.shape[3] ** -0.5 if scale is None else scale
     scores = q[:, :, at].to(best.dtype) @ keys.transpose(2, 3) * factor
-    scores = scores + (mask if mask.ndim < 2 or mask.shape[-2] == 1 else mask[..., at, :])
+    scores = scores + (mask if mask.shape[-2] == 1 else mask[..., at, :])
     peak = scores.amax(-1)
     sums = (scores - peak.unsqueeze(-1)).exp().sum(-1)
-    chosen, weights = coarse[:, :, at], torch.ones_like(best)
+    weights, chosen = torch.ones_like(best), coarse[:, :, at]
     weights[:, :, at] = torch.where(chosen, sums, 1)
     best[:, :, at] = torch.where(chosen, peak, best[:, :, at])
-    return out, best, weights
+    return best, weights
 
 
 def _merge(total: Tensor, top: Tensor, weight: Tensor, out: Tensor, best: Tensor, sums: Tensor | None) -> None:
@@ -230,14 +149,9 @@ def ring_end(total: Tensor, top: Tensor, weight: Tensor, dtype: torch.dtype) -> 
     return (total / weight.unsqueeze(-1)).to(dtype), (top.masked_fill(nothing, 0) + weight.log())
 
 
-def zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zeros of a shape."""
+def zeros(like: Tensor, beside: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zeros of a tensor's shape, on every device that has ``beside``."""
     return like.new_zeros(like.shape, dtype=dtype)
-
-
-def ring_zeros(q: Tensor, pair: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zeros for the gradient of keys and values, wherever there is a query."""
-    return pair.new_zeros(pair.shape, dtype=dtype)
 
 
 def ring_backward_(
@@ -261,7 +175,7 @@ def ring_backward_(
     for at, keys, causal in _each(blocks, q, mask):
         results = grad[:, :, at], out[:, :, at], rows[:, :, at]
         inputs = q[:, :, at], k[:, :, keys], v[:, :, keys]
-        dq, dk, dv = KERNELS[kernel][1](*results, *inputs, mask, causal, scale)
+        dq, dk, dv = KERNELS[kernel][1](results, inputs, mask, causal, scale)
         grad_query[:, :, at] += dq
         grad_pair[:, :, keys, :width] += dk
         grad_pair[:, :, keys, width:] += dv
@@ -311,8 +225,7 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
     "ring_start": ("(Tensor query, int width) -> (Tensor, Tensor, Tensor)", ring_start),
     "ring_attend_": (f"(Tensor(a!) total, Tensor(b!) top, Tensor(c!) weight, {_IN}) -> ()", ring_attend_),
     "ring_end": ("(Tensor total, Tensor top, Tensor weight, ScalarType dtype) -> (Tensor, Tensor)", ring_end),
-    "zeros": ("(Tensor like, ScalarType dtype) -> Tensor", zeros),
-    "ring_zeros": ("(Tensor query, Tensor pair, ScalarType dtype) -> Tensor", ring_zeros),
+    "zeros": ("(Tensor like, Tensor beside, ScalarType dtype) -> Tensor", zeros),
     "ring_backward_": (
         f"(Tensor(a!) grad_query, Tensor(b!) grad_pair, Tensor grad, Tensor out, Tensor rows, {_IN}) -> ()",
         ring_backward_,

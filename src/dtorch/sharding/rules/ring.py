@@ -24,7 +24,7 @@ from .compose import NARROW, named
 from .laid import Laid, Runs, count, moved
 from .leafwise import with_room
 from .pieces import by_leaf, leaves, lengths, resized
-from .sequence import Layouts, parts_of
+from .sequence import Layouts, roles_of
 
 _aten = torch.ops.aten
 SHIFT = "ring_shift"
@@ -43,7 +43,7 @@ class _Attention:
         self.value = self.brought("value", layouts.key_home, layouts.key)
         mask = given.get("attn_mask", given.get("attn_bias"))
         self.mask = None if mask is None else self.laid_mask(mask)
-        self.alone = layouts.ring_size == 1 and not layouts.parts.rows
+        self.alone = layouts.ring_size == 1 and not layouts.roles.rows
 
     def brought(self, name: str, home: Spec, laid: Laid) -> Value:
         """A tensor of the call, first where it is at home and then as it is to be computed with."""
@@ -67,7 +67,9 @@ class _Attention:
     def turned(self, value: Value, laid: Laid, step: int) -> Value:
         """A value of the keys' layout, sent on to the next device of each ring."""
         # A head that several devices have counts as many: each copy's gradient travels by itself.
-        source, target = (Laid(t.spec, {2: t.of(2)}) for t in (self.layouts.turned(laid, step), self.layouts.turned(laid, step + 1)))
+        source, target = (
+            Laid(t.spec, {2: t.of(2)}) for t in (self.layouts.turned(laid, step), self.layouts.turned(laid, step + 1))
+        )
         return moved(self.builder, value, source, target, SHIFT)
 
     def blocks_at(self, step: int) -> Varying:
@@ -98,10 +100,10 @@ class _Attention:
 
 def forward(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Value] | None:
     """Program of a forward kernel."""
-    parts = parts_of(call)
-    if parts is None or call.arg("dropout_p") or _masked_twice(call):
+    roles = roles_of(call)
+    if roles is None or call.arg("dropout_p") or _masked_twice(call):
         return None
-    at = _Attention(builder, call, named(call, args, kwargs), Layouts(call, parts))
+    at = _Attention(builder, call, named(call, args, kwargs), Layouts(call, roles))
     laid = at.layouts.query
     out = laid.shaped([call.outs[0].shape[3]], call.outs[0].dtype)
     rows = laid.shaped([], call.outs[1].dtype)
@@ -174,21 +176,13 @@ def _nothing(builder: Builder, mesh: Any, meta: OutMeta) -> Value:
 
 def backward(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> list[Value] | None:
     """Program of a backward kernel: gradients of query, key and value. A mask that wants one is left to the rule."""
-    parts = parts_of(call)
+    roles = roles_of(call)
     wanted = call.arg("grad_input_mask")
-    if parts is None or call.arg("dropout_p") or _masked_twice(call) or (wanted and wanted[3]):
+    if roles is None or call.arg("dropout_p") or _masked_twice(call) or (wanted and wanted[3]):
         return None
-    at = _Attention(builder, call, named(call, args, kwargs), Layouts(call, parts))
+    at = _Attention(builder, call, named(call, args, kwargs), Layouts(call, roles))
     results = _results_in(at)
-    query, key = at.layouts.query, at.layouts.key
-    if at.alone:
-        specs = [query.spec, at.key.spec, at.value.spec]
-        given = [*results, at.query, at.key, at.value, at.mask, at.kernel, at.layouts.causal, at.scale]
-        grads = builder.local("dtorch::attend_backward.default", given, {}, specs)
-        laids = [query, key.shaped(at.key.spec.shape[3:], at.key.spec.dtype), key.shaped(at.value.spec.shape[3:], at.key.spec.dtype)]
-        homes = [_query_home(at, grads[0]), *(_key_home(at, g, laid) for g, laid in zip(grads[1:], laids[1:], strict=True))]
-    else:
-        homes = _around_backward(at, results)
+    homes = _at_once_backward(at, results) if at.alone else _around_backward(at, results)
     return [_as_promised(builder, v, m) for v, m in zip(homes, call.outs, strict=False)]
 
 
@@ -208,15 +202,24 @@ def _results_in(at: _Attention) -> list[Value]:
     return [*both, moved(builder, rows, Laid(placed), at.layouts.query.shaped([], placed.dtype))]
 
 
+def _at_once_backward(at: _Attention, results: Sequence[Value]) -> list[Value]:
+    """Gradients where every device has whole sequences."""
+    inputs = [at.query, at.key, at.value]
+    given = [*results, *inputs, at.mask, at.kernel, at.layouts.causal, at.scale]
+    grads = at.builder.local("dtorch::attend_backward.default", given, {}, [v.spec for v in inputs])
+    laids = [at.layouts.key.shaped(v.spec.shape[3:], v.spec.dtype) for v in inputs[1:]]
+    return [_query_home(at, grads[0]), *(_key_home(at, g, laid) for g, laid in zip(grads[1:], laids, strict=True))]
+
+
 def _around_backward(at: _Attention, results: Sequence[Value]) -> list[Value]:
     """Gradients of a ring: keys, values and their gradients travel."""
     builder, layouts = at.builder, at.layouts
     pair, laid = at.pair()
-    shared = [Partial() if a in layouts.parts.rows else p for a, p in enumerate(laid.spec.placements)]
+    shared = [Partial() if a in layouts.roles.rows else p for a, p in enumerate(laid.spec.placements)]
     total = Laid(Spec.make(layouts.mesh, shared, laid.spec.shape, at.wide), laid.runs)
     sums = layouts.query.shaped(at.query.spec.shape[3:], at.wide)
-    grad_query = builder.local("dtorch::zeros.default", [at.query, at.wide], {}, [sums.spec])[0]
-    grad_pair = builder.local("dtorch::ring_zeros.default", [at.query, pair, at.wide], {}, [total.spec])[0]
+    grad_query = builder.local("dtorch::zeros.default", [at.query, at.query, at.wide], {}, [sums.spec])[0]
+    grad_pair = builder.local("dtorch::zeros.default", [pair, at.query, at.wide], {}, [total.spec])[0]
     for step in range(layouts.ring_size):
         following = at.turned(pair, laid, step) if step + 1 < layouts.ring_size else pair
         given = [grad_query, grad_pair, *results, at.query, pair, *at.step_args(step)]
@@ -243,20 +246,21 @@ def _cast(builder: Builder, value: Value, dtype: torch.dtype) -> Value:
 
 
 def _query_home(at: _Attention, grad: Value) -> Value:
-    shape, dtype = grad.spec.shape, grad.spec.dtype
-    return moved(at.builder, grad, at.layouts.query.shaped(shape[3:], dtype), Laid(at.layouts.query_home).shaped(shape[3:], dtype))
+    """A gradient of queries where these are at home."""
+    tail, dtype = grad.spec.shape[3:], grad.spec.dtype
+    return moved(at.builder, grad, at.layouts.query.shaped(tail, dtype), Laid(at.layouts.query_home).shaped(tail, dtype))
 
 
 def _key_home(at: _Attention, grad: Value, laid: Laid) -> Value:
     """A gradient of keys or values where these are at home; a head that several devices had is summed."""
     builder, home = at.builder, at.layouts.key_home
     placements = [Partial() if a in laid.spec.partial_axes else p for a, p in enumerate(home.placements)]
-    shape, dtype = (*home.shape[:3], laid.spec.shape[3]), laid.spec.dtype
+    shape = (*home.shape[:3], laid.spec.shape[3])
     target = Spec.make(home.mesh, placements, shape, grad.spec.dtype)
     laid = laid.shaped(shape[3:], grad.spec.dtype)
     if laid.spec.shape[1] == home.shape[1]:
         return moved(builder, grad, laid, Laid(target))
-    numbered, owners = _numbered(laid, at.layouts.parts.heads)
+    numbered, owners = _numbered(laid, at.layouts.roles.heads)
     held = [range(start, start + n) for start, n in leaves(target, 1)]
     repeated = resized(target, 1, [sum(o in own for o in owners) for own in held])
     grad = moved(builder, grad, numbered, Laid(repeated))

@@ -1,6 +1,6 @@
 """How attention over a split sequence uses the axes of the mesh, and where its tensors lie meanwhile.
 
-Each axis has one part. Batch and heads may stay split as they are. Where the sequence is split, the axis either trades
+Each axis has one role. Batch and heads may stay split as they are. Where the sequence is split, the axis either trades
 positions for heads (Ulysses: all-to-all, each device then has whole sequences of some heads) or forms a ring, around which
 keys and values travel. The names ``ulysses_cp`` and ``ring_cp`` decide; on any other axis what moves fewer bytes does.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...core.mesh import coordinates
@@ -25,8 +25,8 @@ Cuts = Mapping[int, tuple[Sequence[int], Sequence[int]]]
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Mesh axes by the part they play.
+class Roles:
+    """Mesh axes by what they are for.
 
     Attributes:
         batch, heads: split batch and heads, as before the call.
@@ -47,8 +47,8 @@ def plain(spec: Spec) -> Spec:
     return spec.replace([REPLICATE if isinstance(p, Partial) or k == 1 else p for p, k in pairs])
 
 
-def parts_of(call: OpCall) -> Parts | None:
-    """The parts of all axes; None where the sequence is not split, or in a way that needs nothing of this."""
+def roles_of(call: OpCall) -> Roles | None:
+    """The roles of all axes; None where the sequence is not split, or in a way that needs nothing of this."""
     tensors = {name: plain(call.arg(name)) for name in ("query", "key", "value")}
     found: dict[str, list[int]] = {"batch": [], "heads": [], "ulysses": [], "ring": [], "rows": []}
     undecided: list[int] = []
@@ -62,8 +62,8 @@ def parts_of(call: OpCall) -> Parts | None:
             found["batch" if dim == 0 else "heads" if dim == 1 else "ring" if name == RING else "ulysses"].append(axis)
     for axis in undecided:
         found[_cheaper(call, axis, found)].append(axis)
-    parts = Parts(**{name: tuple(sorted(axes)) for name, axes in found.items()})
-    return parts if parts.ulysses or parts.ring or (parts.rows and call.arg("is_causal")) else None
+    roles = Roles(**{name: tuple(sorted(axes)) for name, axes in found.items()})
+    return roles if roles.ulysses or roles.ring or (roles.rows and call.arg("is_causal")) else None
 
 
 def _splits(spec: Spec, axis: int, dim: int) -> bool:
@@ -102,8 +102,8 @@ class Layouts:
     back; ``query`` and ``key`` are the layouts to compute in.
     """
 
-    def __init__(self, call: OpCall, parts: Parts) -> None:
-        self.parts = parts
+    def __init__(self, call: OpCall, roles: Roles) -> None:
+        self.roles = roles
         self.mesh = call.arg("query").mesh
         query, key, value = (plain(call.arg(name)) for name in ("query", "key", "value"))
         self.group = query.shape[1] // max(key.shape[1], 1)
@@ -112,56 +112,55 @@ class Layouts:
         self._work()
 
     def _homes(self, query: Spec, key: Spec, value: Spec) -> None:
-        parts = self.parts
-        batch = _first(cut_of(s, 0, parts.batch) for s in (query, key)) or balanced_leaves(self.mesh, parts.batch, query.shape[0])
+        roles = self.roles
+        batch = _first(cut_of(s, 0, roles.batch) for s in (query, key)) or balanced_leaves(self.mesh, roles.batch, query.shape[0])
         heads = self._head_sizes(query, key)
-        rows = tuple(sorted((*parts.ring, *parts.ulysses, *parts.rows)))
-        columns = tuple(sorted((*parts.ring, *parts.ulysses)))
+        rows = tuple(sorted((*roles.ring, *roles.ulysses, *roles.rows)))
+        columns = tuple(sorted((*roles.ring, *roles.ulysses)))
         below = cut_of(query, 2, rows) or balanced_leaves(self.mesh, rows, query.shape[2])
         across = _first(cut_of(s, 2, columns) for s in (key, value)) or balanced_leaves(self.mesh, columns, key.shape[2])
-        self.query_home = _placed(query, {0: (parts.batch, batch), 1: (parts.heads, heads), 2: (rows, below)})
-        cuts: dict[int, tuple[Sequence[int], Sequence[int]]] = {0: (parts.batch, batch), 2: (columns, across)}
+        self.query_home = _placed(query, {0: (roles.batch, batch), 1: (roles.heads, heads), 2: (rows, below)})
+        cuts: dict[int, tuple[Sequence[int], Sequence[int]]] = {0: (roles.batch, batch), 2: (columns, across)}
         if all(n % self.group == 0 for n in heads):
-            cuts[1] = (parts.heads, [n // self.group for n in heads])
+            cuts[1] = (roles.heads, [n // self.group for n in heads])
         self.key_home = _placed(key, cuts)
 
     def _head_sizes(self, query: Spec, key: Spec) -> list[int]:
         """Query heads on each leaf: the cut there is, if possible one that parts no group; else whole groups, else heads."""
-        axes, m = self.parts.heads, self.group
+        axes, m = self.roles.heads, self.group
         own, groups = cut_of(query, 1, axes), cut_of(key, 1, axes)
         if own is not None and all(n % m == 0 for n in own):
             return own
         if groups is not None or own is not None:
-            return own or [] if groups is None else [n * m for n in groups]
-        whole = key.shape[1] >= math.prod(self.mesh.shape[a] for a in axes)
-        return [n * m for n in balanced_leaves(self.mesh, axes, key.shape[1])] if whole else balanced_leaves(
-            self.mesh, axes, query.shape[1]
-        )
+            return (own or []) if groups is None else [n * m for n in groups]
+        if key.shape[1] >= math.prod(self.mesh.shape[a] for a in axes):
+            return [n * m for n in balanced_leaves(self.mesh, axes, key.shape[1])]
+        return balanced_leaves(self.mesh, axes, query.shape[1])
 
     def _work(self) -> None:
-        parts = self.parts
-        head_axes = tuple(sorted((*parts.heads, *parts.ulysses)))
-        row_axes = tuple(sorted((*parts.ring, *parts.rows)))
+        roles = self.roles
+        head_axes = tuple(sorted((*roles.heads, *roles.ulysses)))
+        row_axes = tuple(sorted((*roles.ring, *roles.rows)))
         heads = self._head_runs(head_axes)
         held = [_held(leaf, self.group) for leaf in heads]
-        rows, keys = natural(self.query_home, 2, row_axes), natural(self.key_home, 2, parts.ring)
-        if self.causal and parts.ring and not parts.rows and self.query_home.shape[2] == self.key_home.shape[2]:
+        rows, keys = natural(self.query_home, 2, row_axes), natural(self.key_home, 2, roles.ring)
+        if self.causal and roles.ring and not roles.rows and self.query_home.shape[2] == self.key_home.shape[2]:
             rows = keys = zigzag(self.query_home.shape[2], len(keys))
-        self.query = _laid(self.query_home, parts.batch, (head_axes, heads), (row_axes, rows))
-        self.key = _laid(self.key_home, parts.batch, (head_axes, held), (parts.ring, keys))
+        self.query = _laid(self.query_home, roles.batch, (head_axes, heads), (row_axes, rows))
+        self.key = _laid(self.key_home, roles.batch, (head_axes, held), (roles.ring, keys))
 
     def _head_runs(self, axes: Sequence[int]) -> list[Runs]:
         """Query heads of each leaf over head and Ulysses axes: what the head axes give, shared out over the others."""
         shape = [self.mesh.shape[a] for a in axes]
-        given = {p: leaf for p, leaf in zip(self._places(self.parts.heads), leaves(self.query_home, 1), strict=True)}
-        shares = list(self._places(self.parts.ulysses))
+        given = {p: leaf for p, leaf in zip(self._places(self.roles.heads), leaves(self.query_home, 1), strict=True)}
+        shares = list(self._places(self.roles.ulysses))
         out = []
         for place in coordinates(shape):
             at = dict(zip(axes, place, strict=True))
-            start, n = given[tuple(at[a] for a in self.parts.heads)]
+            start, n = given[tuple(at[a] for a in self.roles.heads)]
             unit = self.group if start % self.group == 0 and n % self.group == 0 and n // self.group >= len(shares) else 1
             cut = [size * unit for size in balanced(n // unit, len(shares))]
-            number = shares.index(tuple(at[a] for a in self.parts.ulysses))
+            number = shares.index(tuple(at[a] for a in self.roles.ulysses))
             out.append(joined([(start + sum(cut[:number]), cut[number])]))
         return out
 
@@ -171,14 +170,14 @@ class Layouts:
     def ring_number(self, coord: Sequence[int]) -> int:
         """The place of a device in its ring."""
         number = 0
-        for a in self.parts.ring:
+        for a in self.roles.ring:
             number = number * self.mesh.shape[a] + coord[a]
         return number
 
     @property
     def ring_size(self) -> int:
         """Number of devices in a ring."""
-        return math.prod(self.mesh.shape[a] for a in self.parts.ring)
+        return math.prod(self.mesh.shape[a] for a in self.roles.ring)
 
     def turned(self, laid: Laid, step: int) -> Laid:
         """The layout of keys after so many steps around the ring."""
@@ -186,8 +185,10 @@ class Layouts:
         after = [runs[(i - step) % len(runs)] for i in range(len(runs))]
         shape = laid.spec.shape
         cuts = {d: (laid.spec.sharding_axes(d), sizes(laid.of(d))) for d in (0, 1)}
-        spec = split_spec(laid.spec, {**cuts, 2: (self.parts.ring, sizes(after))}, shape)
-        spec = spec.replace([p if isinstance(p, Partial) else q for p, q in zip(laid.spec.placements, spec.placements, strict=True)])
+        spec = split_spec(laid.spec, {**cuts, 2: (self.roles.ring, sizes(after))}, shape)
+        spec = spec.replace(
+            [p if isinstance(p, Partial) else q for p, q in zip(laid.spec.placements, spec.placements, strict=True)]
+        )
         return Laid(spec, {**laid.runs, 2: after})
 
     def mask(self, spec: Spec) -> Laid:
@@ -202,8 +203,8 @@ class Layouts:
         return Laid(split_spec(spec, cuts, spec.shape), runs)
 
 
-def _first(found: object) -> list[int] | None:
-    return next((cut for cut in found if cut is not None), None)  # type: ignore[attr-defined]
+def _first(found: Iterable[list[int] | None]) -> list[int] | None:
+    return next((cut for cut in found if cut is not None), None)
 
 
 def _placed(spec: Spec, cuts: Cuts) -> Spec:
