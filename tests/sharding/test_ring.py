@@ -247,3 +247,23 @@ def test_an_axis_without_a_meaning_takes_what_moves_less() -> None:
     assert moved(8, 8) == {"all_to_all": 4}
     assert moved(2, 2) == {"ring_shift": 3}
     assert moved(32, 1) == {"ring_shift": 3}
+
+
+@pytest.mark.parametrize("names", ["ring_cp", "ulysses_cp", "ring_cp,ulysses_cp"])
+def test_few_queries_and_many_split_keys_leave_the_keys_where_they_are(names: str) -> None:
+    mesh = mesh_of(names)
+    whole, inputs = (Replicate(),) * mesh.ndim, qkv(queries=1, keys=17)
+    placements = [whole, split(mesh), split(mesh)]
+    agree(attend, inputs, mesh, placements, tolerance=1e-5)
+    agree(attend, [*inputs, values(2, 1, 1, 17) > 0], mesh, [*placements, whole], tolerance=1e-5)
+    q, k, v = (place(t, mesh, p) for t, p in zip(inputs, placements, strict=True))
+    # The greatest scores, then outputs with their weights.
+    assert kinds(lambda: attend(q, k, v)) == {"all_reduce": 2 * mesh.ndim}
+    assert attend(q, k, v).placements == whole
+
+
+def test_few_queries_of_one_ring_each() -> None:
+    mesh = mesh_of("ring_cp,ulysses_cp", (2, 2))
+    placements = [(Shard(2), Replicate()), split(mesh), split(mesh)]
+    for fn in (causal, attend):
+        agree(fn, qkv(queries=3, keys=17), mesh, placements, tolerance=1e-5)

@@ -50,8 +50,8 @@ def attend_backward(
     return KERNELS[kernel][1]((grad, out, rows), (q, k, v), mask, causal, scale)
 
 
-def ring_start(q: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Nothing seen yet: total, top and weight."""
+def ring_start(q: Tensor, pair: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Nothing seen yet: total, top and weight, on every device that has queries or keys."""
     dtype = torch.float32 if q.dtype in NARROW else q.dtype
     total = q.new_zeros((*q.shape[:3], width), dtype=dtype)
     return total, q.new_full(q.shape[:3], float("-inf"), dtype=dtype), q.new_zeros(q.shape[:3], dtype=dtype)
@@ -142,6 +142,17 @@ def _merge(total: Tensor, top: Tensor, weight: Tensor, out: Tensor, best: Tensor
     top.copy_(after)
 
 
+def ring_weighed(total: Tensor, top: Tensor, weight: Tensor, best: Tensor) -> Tensor:
+    """Total and weight relative to a greatest log-sum-exp of several devices, side by side, so that they can be summed."""
+    factor = (top - best.masked_fill(best == -torch.inf, 0)).exp_().unsqueeze(-1)
+    return torch.cat([total, weight.unsqueeze(-1)], -1).mul_(factor)
+
+
+def ring_parted(both: Tensor) -> tuple[Tensor, Tensor]:
+    """Total and weight."""
+    return both[..., :-1], both[..., -1]
+
+
 def ring_end(total: Tensor, top: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp; zeros for queries that saw nothing, as PyTorch's kernels have it."""
     nothing = weight == 0
@@ -222,8 +233,10 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
         "float? scale) -> (Tensor, Tensor, Tensor)",
         attend_backward,
     ),
-    "ring_start": ("(Tensor query, int width) -> (Tensor, Tensor, Tensor)", ring_start),
+    "ring_start": ("(Tensor query, Tensor pair, int width) -> (Tensor, Tensor, Tensor)", ring_start),
     "ring_attend_": (f"(Tensor(a!) total, Tensor(b!) top, Tensor(c!) weight, {_IN}) -> ()", ring_attend_),
+    "ring_weighed": ("(Tensor total, Tensor top, Tensor weight, Tensor best) -> Tensor", ring_weighed),
+    "ring_parted": ("(Tensor both) -> (Tensor, Tensor)", ring_parted),
     "ring_end": ("(Tensor total, Tensor top, Tensor weight, ScalarType dtype) -> (Tensor, Tensor)", ring_end),
     "zeros": ("(Tensor like, Tensor beside, ScalarType dtype) -> Tensor", zeros),
     "ring_backward_": (

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from ...core.mesh import coordinates
-from ...core.placements import REPLICATE, Shard
+from ...core.placements import REPLICATE, Partial, Shard
 from ...core.spec import Spec
 from ..builder import Builder, Value
 from ..exchange import Part
@@ -52,6 +52,12 @@ class Laid:
         """The layout of a tensor with the same three leading dims, others after them, and a dtype; row-major."""
         spec = self.spec
         return Laid(Spec.make(spec.mesh, spec.placements, (*spec.shape[:3], *tail), dtype), self.runs)
+
+    def shared(self, axes: Collection[int], op: str = "sum") -> Laid:
+        """The layout of a partial along some axes, on which this one is whole."""
+        spec = self.spec
+        placements = [Partial(op) if a in axes else p for a, p in enumerate(spec.placements)]
+        return Laid(Spec.make(spec.mesh, placements, spec.shape, spec.dtype), self.runs)
 
     def same(self, other: Laid) -> bool:
         """Whether every device holds the same parts in both."""

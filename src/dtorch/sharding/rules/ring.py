@@ -8,7 +8,7 @@ with the gradients of keys and values travelling beside them. The merging itself
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ from ..builder import Builder, Value, Varying
 from ..call import OpCall, OutMeta
 from ..redistribute import redistribute
 from .blocks import blocks
-from .compose import NARROW, named
+from .compose import NARROW, named, settled
 from .laid import Laid, Runs, count, moved
 from .leafwise import with_room
-from .pieces import by_leaf, leaves, lengths, resized
+from .pieces import by_leaf, leaf_number, leaves, lengths, resized
 from .sequence import Layouts, roles_of
 
 _aten = torch.ops.aten
@@ -43,7 +43,7 @@ class _Attention:
         self.value = self.brought("value", layouts.key_home, layouts.key)
         mask = given.get("attn_mask", given.get("attn_bias"))
         self.mask = None if mask is None else self.laid_mask(mask)
-        self.alone = layouts.ring_size == 1 and not layouts.roles.rows
+        self.alone = layouts.ring_size == 1 and not layouts.roles.rows and not layouts.roles.columns
 
     def brought(self, name: str, home: Spec, laid: Laid) -> Value:
         """A tensor of the call, first where it is at home and then as it is to be computed with."""
@@ -74,24 +74,24 @@ class _Attention:
 
     def blocks_at(self, step: int) -> Varying:
         """The blocks each device computes at a step, flat."""
-        layouts = self.layouts
+        layouts, keys = self.layouts, self.keys_at(step)
 
         def fn(coord: tuple[int, ...]) -> list[int]:
-            found = blocks(layouts.query.at(2, coord), self.keys_at(step, coord), layouts.causal)
-            return [int(n) for b in found for n in b]
+            return [int(n) for b in blocks(layouts.query.at(2, coord), keys(coord), layouts.causal) for n in b]
 
         return Varying(fn)
 
-    def keys_at(self, step: int, coord: tuple[int, ...]) -> Runs:
+    def keys_at(self, step: int) -> Callable[[tuple[int, ...]], Runs]:
         """The keys that a device holds at a step."""
-        runs = self.layouts.key.of(2)
-        return runs[(self.layouts.ring_number(coord) - step) % len(runs)]
+        held, spec = self.layouts.keys(step), self.layouts.key.spec
+        return lambda coord: held[leaf_number(spec, 2, coord)]
 
     def columns_at(self, step: int) -> Varying | list[int]:
         """Runs of the mask's columns that belong to the keys at hand, flat; none where one column serves all keys."""
         if self.mask is None or self.mask.spec.shape[-1] == 1:
             return []
-        return Varying(lambda coord: [n for run in self.keys_at(step, coord) for n in run])
+        keys = self.keys_at(step)
+        return Varying(lambda coord: [n for run in keys(coord) for n in run])
 
     def step_args(self, step: int) -> list[Any]:
         """What every step of a ring is told beside its tensors."""
@@ -122,15 +122,29 @@ def _masked_twice(call: OpCall) -> bool:
 def _around(at: _Attention, out: Laid, rows: Laid) -> list[Value]:
     """Output and log-sum-exp of a ring."""
     pair, laid = at.pair()
-    sums, one = out.shaped(out.spec.shape[3:], at.wide), rows.shaped([], at.wide)
-    width = out.spec.shape[3]
-    state = at.builder.local("dtorch::ring_start.default", [at.query, width], {}, [sums.spec, one.spec, one.spec])
+    apart = at.layouts.roles.columns
+    sums, one = out.shaped(out.spec.shape[3:], at.wide).shared(apart), rows.shaped([], at.wide)
+    specs = [sums.spec, one.shared(apart, "max").spec, one.shared(apart).spec]
+    state = at.builder.local("dtorch::ring_start.default", [at.query, pair, out.spec.shape[3]], {}, specs)
     for step in range(at.layouts.ring_size):
         # Sent on before it is used, so that the transfer and the computation overlap.
         following = at.turned(pair, laid, step) if step + 1 < at.layouts.ring_size else pair
         at.builder.local("dtorch::ring_attend_.default", [*state, at.query, pair, *at.step_args(step)], {}, [])
         pair = following
+    state = _put_together(at, state) if apart else state
     return at.builder.local("dtorch::ring_end.default", [*state, out.spec.dtype], {}, [out.spec, rows.spec])
+
+
+def _put_together(at: _Attention, state: Sequence[Value]) -> list[Value]:
+    """What devices that have other keys and the same queries have found."""
+    builder, (total, top, weight) = at.builder, state
+    best = settled(builder, top)
+    shape = (*total.spec.shape[:3], total.spec.shape[3] + 1)
+    spec = Spec.make(total.spec.mesh, total.spec.placements, shape, at.wide)
+    both = settled(builder, builder.local("dtorch::ring_weighed.default", [total, top, weight, best], {}, [spec])[0])
+    specs = [Spec.make(spec.mesh, both.spec.placements, n, at.wide) for n in (total.spec.shape, weight.spec.shape)]
+    found = builder.local("dtorch::ring_parted.default", [both], {}, specs)
+    return [found[0], best, found[1]]
 
 
 def _home(at: _Attention, made: Sequence[Value], out: Laid, rows: Laid) -> list[Value]:
@@ -215,10 +229,9 @@ def _around_backward(at: _Attention, results: Sequence[Value]) -> list[Value]:
     """Gradients of a ring: keys, values and their gradients travel."""
     builder, layouts = at.builder, at.layouts
     pair, laid = at.pair()
-    shared = [Partial() if a in layouts.roles.rows else p for a, p in enumerate(laid.spec.placements)]
-    total = Laid(Spec.make(layouts.mesh, shared, laid.spec.shape, at.wide), laid.runs)
-    sums = layouts.query.shaped(at.query.spec.shape[3:], at.wide)
-    grad_query = builder.local("dtorch::zeros.default", [at.query, at.query, at.wide], {}, [sums.spec])[0]
+    total = laid.shaped(laid.spec.shape[3:], at.wide).shared(layouts.roles.rows)
+    sums = layouts.query.shaped(at.query.spec.shape[3:], at.wide).shared(layouts.roles.columns)
+    grad_query = builder.local("dtorch::zeros.default", [at.query, pair, at.wide], {}, [sums.spec])[0]
     grad_pair = builder.local("dtorch::zeros.default", [pair, at.query, at.wide], {}, [total.spec])[0]
     for step in range(layouts.ring_size):
         following = at.turned(pair, laid, step) if step + 1 < layouts.ring_size else pair
@@ -247,17 +260,17 @@ def _cast(builder: Builder, value: Value, dtype: torch.dtype) -> Value:
 
 def _query_home(at: _Attention, grad: Value) -> Value:
     """A gradient of queries where these are at home."""
-    tail, dtype = grad.spec.shape[3:], grad.spec.dtype
-    return moved(at.builder, grad, at.layouts.query.shaped(tail, dtype), Laid(at.layouts.query_home).shaped(tail, dtype))
+    tail, dtype, apart = grad.spec.shape[3:], grad.spec.dtype, grad.spec.partial_axes
+    source, target = at.layouts.query.shaped(tail, dtype), Laid(at.layouts.query_home).shaped(tail, dtype)
+    return moved(at.builder, grad, source.shared(apart), target.shared(apart))
 
 
 def _key_home(at: _Attention, grad: Value, laid: Laid) -> Value:
     """A gradient of keys or values where these are at home; a head that several devices had is summed."""
     builder, home = at.builder, at.layouts.key_home
-    placements = [Partial() if a in laid.spec.partial_axes else p for a, p in enumerate(home.placements)]
-    shape = (*home.shape[:3], laid.spec.shape[3])
-    target = Spec.make(home.mesh, placements, shape, grad.spec.dtype)
-    laid = laid.shaped(shape[3:], grad.spec.dtype)
+    tail = laid.spec.shape[3:]
+    target = Laid(home).shaped(tail, grad.spec.dtype).shared(laid.spec.partial_axes).spec
+    laid = laid.shaped(tail, grad.spec.dtype)
     if laid.spec.shape[1] == home.shape[1]:
         return moved(builder, grad, laid, Laid(target))
     numbered, owners = _numbered(laid, at.layouts.roles.heads)

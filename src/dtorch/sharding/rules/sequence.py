@@ -32,6 +32,7 @@ class Roles:
         batch, heads: split batch and heads, as before the call.
         ulysses, ring: split the sequence of queries, keys and values; see above.
         rows: split queries only; every device there has all keys of its ring.
+        columns: split keys only, and queries are few: every device has them all, and what it finds is put together.
     """
 
     batch: tuple[int, ...]
@@ -39,6 +40,7 @@ class Roles:
     ulysses: tuple[int, ...]
     ring: tuple[int, ...]
     rows: tuple[int, ...]
+    columns: tuple[int, ...]
 
 
 def plain(spec: Spec) -> Spec:
@@ -50,12 +52,14 @@ def plain(spec: Spec) -> Spec:
 def roles_of(call: OpCall) -> Roles | None:
     """The roles of all axes; None where the sequence is not split, or in a way that needs nothing of this."""
     tensors = {name: plain(call.arg(name)) for name in ("query", "key", "value")}
-    found: dict[str, list[int]] = {"batch": [], "heads": [], "ulysses": [], "ring": [], "rows": []}
+    found: dict[str, list[int]] = {"batch": [], "heads": [], "ulysses": [], "ring": [], "rows": [], "columns": []}
     undecided: list[int] = []
     for axis, name in enumerate(tensors["query"].mesh.axis_names()):
         dim = _most(tensors, axis)
         if dim == 2 and not any(_splits(tensors[n], axis, 2) for n in ("key", "value")):
             found["rows"].append(axis)
+        elif dim == 2 and tensors["query"].placements[axis] == REPLICATE and _few(tensors):
+            found["columns"].append(axis)
         elif dim == 2 and name not in (ULYSSES, RING):
             undecided.append(axis)
         elif dim is not None:
@@ -63,7 +67,13 @@ def roles_of(call: OpCall) -> Roles | None:
     for axis in undecided:
         found[_cheaper(call, axis, found)].append(axis)
     roles = Roles(**{name: tuple(sorted(axes)) for name, axes in found.items()})
-    return roles if roles.ulysses or roles.ring or (roles.rows and call.arg("is_causal")) else None
+    moving = roles.ulysses or roles.ring or roles.columns
+    return roles if moving or (roles.rows and call.arg("is_causal")) else None
+
+
+def _few(tensors: Mapping[str, Spec]) -> bool:
+    """Whether reducing what all devices find for all queries moves less than sending keys and values around."""
+    return 4 * tensors["query"].nbytes <= tensors["key"].nbytes + tensors["value"].nbytes
 
 
 def _splits(spec: Spec, axis: int, dim: int) -> bool:
@@ -116,7 +126,7 @@ class Layouts:
         batch = _first(cut_of(s, 0, roles.batch) for s in (query, key)) or balanced_leaves(self.mesh, roles.batch, query.shape[0])
         heads = self._head_sizes(query, key)
         rows = tuple(sorted((*roles.ring, *roles.ulysses, *roles.rows)))
-        columns = tuple(sorted((*roles.ring, *roles.ulysses)))
+        columns = tuple(sorted((*roles.ring, *roles.ulysses, *roles.columns)))
         below = cut_of(query, 2, rows) or balanced_leaves(self.mesh, rows, query.shape[2])
         across = _first(cut_of(s, 2, columns) for s in (key, value)) or balanced_leaves(self.mesh, columns, key.shape[2])
         self.query_home = _placed(query, {0: (roles.batch, batch), 1: (roles.heads, heads), 2: (rows, below)})
@@ -143,11 +153,13 @@ class Layouts:
         row_axes = tuple(sorted((*roles.ring, *roles.rows)))
         heads = self._head_runs(head_axes)
         held = [_held(leaf, self.group) for leaf in heads]
-        rows, keys = natural(self.query_home, 2, row_axes), natural(self.key_home, 2, roles.ring)
-        if self.causal and roles.ring and not roles.rows and self.query_home.shape[2] == self.key_home.shape[2]:
+        self.key_axes = tuple(sorted((*roles.ring, *roles.columns)))
+        rows, keys = natural(self.query_home, 2, row_axes), natural(self.key_home, 2, self.key_axes)
+        square = self.query_home.shape[2] == self.key_home.shape[2]
+        if self.causal and square and roles.ring and not roles.rows and not roles.columns:
             rows = keys = zigzag(self.query_home.shape[2], len(keys))
         self.query = _laid(self.query_home, roles.batch, (head_axes, heads), (row_axes, rows))
-        self.key = _laid(self.key_home, roles.batch, (head_axes, held), (roles.ring, keys))
+        self.key = _laid(self.key_home, roles.batch, (head_axes, held), (self.key_axes, keys))
 
     def _head_runs(self, axes: Sequence[int]) -> list[Runs]:
         """Query heads of each leaf over head and Ulysses axes: what the head axes give, shared out over the others."""
@@ -167,29 +179,32 @@ class Layouts:
     def _places(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
         return list(coordinates([self.mesh.shape[a] for a in axes]))
 
-    def ring_number(self, coord: Sequence[int]) -> int:
-        """The place of a device in its ring."""
-        number = 0
-        for a in self.roles.ring:
-            number = number * self.mesh.shape[a] + coord[a]
-        return number
-
     @property
     def ring_size(self) -> int:
         """Number of devices in a ring."""
         return math.prod(self.mesh.shape[a] for a in self.roles.ring)
 
+    def keys(self, step: int) -> list[Runs]:
+        """The keys that each leaf of them holds after so many steps around the ring."""
+        held = dict(zip(self._places(self.key_axes), self.key.of(2), strict=True))
+        ring = self._places(self.roles.ring)
+        inside = [self.key_axes.index(a) for a in self.roles.ring]
+        out = []
+        for place in held:
+            source = list(place)
+            number = (ring.index(tuple(place[i] for i in inside)) - step) % len(ring)
+            for i, c in zip(inside, ring[number], strict=True):
+                source[i] = c
+            out.append(held[tuple(source)])
+        return out
+
     def turned(self, laid: Laid, step: int) -> Laid:
-        """The layout of keys after so many steps around the ring."""
-        runs = self.key.of(2)
-        after = [runs[(i - step) % len(runs)] for i in range(len(runs))]
-        shape = laid.spec.shape
+        """A layout of the keys after so many steps around the ring."""
+        after = self.keys(step)
         cuts = {d: (laid.spec.sharding_axes(d), sizes(laid.of(d))) for d in (0, 1)}
-        spec = split_spec(laid.spec, {**cuts, 2: (self.roles.ring, sizes(after))}, shape)
-        spec = spec.replace(
-            [p if isinstance(p, Partial) else q for p, q in zip(laid.spec.placements, spec.placements, strict=True)]
-        )
-        return Laid(spec, {**laid.runs, 2: after})
+        spec = split_spec(laid.spec, {**cuts, 2: (self.key_axes, sizes(after))}, laid.spec.shape)
+        pairs = zip(laid.spec.placements, spec.placements, strict=True)
+        return Laid(spec.replace([p if isinstance(p, Partial) else q for p, q in pairs]), {**laid.runs, 2: after})
 
     def mask(self, spec: Spec) -> Laid:
         """The layout of a mask: its rows, heads and batch with the queries, dims of size 1 and keys whole."""
