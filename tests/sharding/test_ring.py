@@ -267,3 +267,11 @@ def test_few_queries_of_one_ring_each() -> None:
     placements = [(Shard(2), Replicate()), split(mesh), split(mesh)]
     for fn in (causal, attend):
         agree(fn, qkv(queries=3, keys=17), mesh, placements, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_devices_without_a_sequence_or_a_head_are_idle(dim: int) -> None:
+    mesh = mesh_of("any", (4,))
+    for fn in (causal, attend):
+        report = agree(fn, qkv(3, 3), mesh, [[Shard(dim)]] * 3, tolerance=1e-5)
+        assert not [e for e in report.events if "attention" in e.comm.operator]

@@ -7,12 +7,12 @@ log-sum-exp gives. All but ``total``, (b, h, s, d), are (b, h, s).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from ..core.operators import own
 from .kernels import KERNELS
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -222,43 +222,22 @@ def summed(tensor: Tensor, counts: Sequence[int]) -> Tensor:
     return torch.cat(sums, 1).to(tensor.dtype) if sums else tensor[:, :0]
 
 
-_IN = "Tensor query, Tensor pair, Tensor? mask, int[] columns, int[] blocks, str kernel, float? scale"
-OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "attend": (
-        "(Tensor q, Tensor k, Tensor v, Tensor? mask, str kernel, bool causal, float? scale) -> (Tensor, Tensor)",
-        attend,
-    ),
-    "attend_backward": (
-        "(Tensor grad, Tensor out, Tensor rows, Tensor q, Tensor k, Tensor v, Tensor? mask, str kernel, bool causal, "
-        "float? scale) -> (Tensor, Tensor, Tensor)",
-        attend_backward,
-    ),
-    "ring_start": ("(Tensor query, Tensor pair, int width) -> (Tensor, Tensor, Tensor)", ring_start),
-    "ring_attend_": (f"(Tensor(a!) total, Tensor(b!) top, Tensor(c!) weight, {_IN}) -> ()", ring_attend_),
-    "ring_weighed": ("(Tensor total, Tensor top, Tensor weight, Tensor best) -> Tensor", ring_weighed),
-    "ring_parted": ("(Tensor both) -> (Tensor, Tensor)", ring_parted),
-    "ring_end": ("(Tensor total, Tensor top, Tensor weight, ScalarType dtype) -> (Tensor, Tensor)", ring_end),
-    "zeros": ("(Tensor like, Tensor beside, ScalarType dtype) -> Tensor", zeros),
-    "ring_backward_": (
-        f"(Tensor(a!) grad_query, Tensor(b!) grad_pair, Tensor grad, Tensor out, Tensor rows, {_IN}) -> ()",
-        ring_backward_,
-    ),
-    "packed": ("(Tensor out, Tensor rows) -> Tensor", packed),
-    "unpacked": ("(Tensor both, ScalarType dtype) -> (Tensor, Tensor)", unpacked),
-    "ordered": ("(Tensor x, int[] order) -> Tensor", ordered),
-    "columns": ("(Tensor x, int start, int end) -> Tensor", columns),
-    "summed": ("(Tensor x, int[] counts) -> Tensor", summed),
-}
-"""Schema and function of each operator of the ``dtorch`` namespace."""
+FUNCTIONS = (
+    attend,
+    attend_backward,
+    ring_start,
+    ring_attend_,
+    ring_weighed,
+    ring_parted,
+    ring_end,
+    zeros,
+    ring_backward_,
+    packed,
+    unpacked,
+    ordered,
+    columns,
+    summed,
+)
 
-_library = torch.library.Library("dtorch", "DEF")
-
-
-def _defined() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    for name, (schema, _) in OPERATORS.items():
-        _library.define(f"{name}{schema}")
-    return {getattr(torch.ops.dtorch, name).default: function for name, (_, function) in OPERATORS.items()}
-
-
-STAND_INS = _defined()
-"""What runs for each of them: the functions themselves, for nothing here needs PyTorch's dispatch."""
+STAND_INS = {own(function.__name__): function for function in FUNCTIONS}
+"""What runs for operators of our own: the functions themselves, for nothing here needs PyTorch's dispatch."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.errors import InternalError
+from ..core.operators import own
 from . import attention
 
 
@@ -216,6 +217,9 @@ def _is_aligned(matrix: Tensor) -> bool:
     beyond = max(1, matrix.shape[-1] if columns == 1 else matrix.shape[-2])
     fits = step >= beyond and step * size % ALIGNED_NBYTES == 0
     return matrix.numel() > 0 and fits and matrix.data_ptr() % ALIGNED_NBYTES == 0
+def _weight_gradient(grad: Tensor, input: Tensor) -> Tensor:
+    """The gradient of a linear layer's weight: (..., n) and (..., k) give (n, k)."""
+    return grad.flatten(0, -2).t() @ input.flatten(0, -2)
 
 
 STAND_INS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
@@ -223,6 +227,7 @@ STAND_INS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     torch.ops.aten.index_reduce.default: _index_reduce,
     torch.ops.aten.index_reduce_.default: _index_reduce_,
     torch.ops.aten._grouped_mm.default: _grouped_product,
+    own("weight_gradient"): _weight_gradient,
     **attention.STAND_INS,
 }
 """Operators whose kernel reads more of its surroundings than its arguments or fails on pieces, and what is called instead.

@@ -17,6 +17,7 @@ from ...core.placements import REPLICATE, Partial, Shard, balanced
 from ...core.spec import Spec
 from ..call import OpCall
 from .blocks import zigzag
+from .compose import has_empty_piece
 from .laid import Laid, Runs, cut_of, joined, natural, sizes, split_spec
 from .pieces import balanced_leaves, leaves
 
@@ -50,7 +51,7 @@ def plain(spec: Spec) -> Spec:
 
 
 def roles_of(call: OpCall) -> Roles | None:
-    """The roles of all axes; None where the sequence is not split, or in a way that needs nothing of this."""
+    """The roles of all axes; None where kernels can run on the pieces as they lie."""
     tensors = {name: plain(call.arg(name)) for name in ("query", "key", "value")}
     found: dict[str, list[int]] = {"batch": [], "heads": [], "ulysses": [], "ring": [], "rows": [], "columns": []}
     undecided: list[int] = []
@@ -68,7 +69,8 @@ def roles_of(call: OpCall) -> Roles | None:
         found[_cheaper(call, axis, found)].append(axis)
     roles = Roles(**{name: tuple(sorted(axes)) for name, axes in found.items()})
     moving = roles.ulysses or roles.ring or roles.columns
-    return roles if moving or (roles.rows and call.arg("is_causal")) else None
+    idle = any(has_empty_piece(spec, [0, 1]) for spec in tensors.values())
+    return roles if moving or idle or (roles.rows and call.arg("is_causal")) else None
 
 
 def _few(tensors: Mapping[str, Spec]) -> bool:
