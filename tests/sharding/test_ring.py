@@ -13,6 +13,9 @@ import torch.nn.functional as F
 import dtorch
 from dtorch import DeviceMesh, Replicate, Shard, init_device_mesh
 from dtorch.core.placements import Partial, Placement
+from dtorch.core.spec import Spec
+from dtorch.sharding.infer import infer_outputs
+from dtorch.sharding.planner import plan_call
 from dtorch.tensor.watch import Report
 from tests.sharding.harness import check, place, run, same, values
 
@@ -275,3 +278,35 @@ def test_devices_without_a_sequence_or_a_head_are_idle(dim: int) -> None:
     for fn in (causal, attend):
         report = agree(fn, qkv(3, 3), mesh, [[Shard(dim)]] * 3, tolerance=1e-5)
         assert not [e for e in report.events if "attention" in e.comm.operator]
+
+
+def kernel_args(name: str, spec: Callable[..., Spec], keys: int) -> dict[str, tuple]:
+    """Arguments of a CUDA kernel, forward and backward, for sixteen queries."""
+    q, k, rows, one = spec(2, 4, 16, 8), spec(2, 2, keys, 8), spec(2, 4, 16, dtype=torch.float32), spec(whole=True)
+    if name == "flash":
+        return {"": (q, k, k), "_backward": (q, q, k, k, q, rows, None, None, 16, keys, 0.0, False, spec(2, whole=True), one)}
+    if name == "cudnn":
+        back = (q, q, k, k, q, rows, one, one, None, None, None, 16, keys, 0.0, False)
+        return {"": (q, k, k, None, True), "_backward": back}
+    # As PyTorch gives it, the log-sum-exp of this kernel has a multiple of 32 positions.
+    mask, rows = spec(2, 4, 16, keys, whole=True), spec(2, 4, 32, dtype=torch.float32, whole=True)
+    return {"": (q, k, k, mask, True), "_backward": (q, q, k, k, mask, q, rows, one, one, 0.0, [True, True, True, False])}
+
+
+@pytest.mark.parametrize("axis", ["ring_cp", "ulysses_cp"])
+@pytest.mark.parametrize("name", ["flash", "efficient", "cudnn"])
+def test_cuda_kernels_are_planned_alike(name: str, axis: str) -> None:
+    mesh = init_device_mesh("cuda", (4,), mesh_dim_names=(axis,))
+
+    def spec(*shape: int, dtype: torch.dtype = torch.float16, whole: bool = False) -> Spec:
+        return Spec.make(mesh, [Replicate() if whole else Shard(2)], shape, dtype)
+
+    for suffix, args in kernel_args(name, spec, 12).items():
+        func = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention{suffix}").default
+        plan = plan_call(func, args, {})
+        assert plan.how == "program"
+        assert "all_gather" not in {c.kind for c in plan.comms}
+        assert sum(c.kind == "ring_shift" for c in plan.comms) == {"ring_cp": 6 if suffix else 3}.get(axis, 0)
+        assert [o.placements for o in plan.outs[:1]] == [(Shard(2),)]
+        metas, _ = infer_outputs(func, args, {})
+        assert [(o.shape, o.dtype) for o in plan.outs] == [(m.shape, m.dtype) for m in metas]

@@ -118,7 +118,7 @@ class Layouts:
         self.roles = roles
         self.mesh = call.arg("query").mesh
         query, key, value = (plain(call.arg(name)) for name in ("query", "key", "value"))
-        self.group = query.shape[1] // max(key.shape[1], 1)
+        self.group = max(query.shape[1] // max(key.shape[1], 1), 1)
         self.causal = bool(call.arg("is_causal"))
         self._homes(query, key, value)
         self._work()
