@@ -217,6 +217,8 @@ def _is_aligned(matrix: Tensor) -> bool:
     beyond = max(1, matrix.shape[-1] if columns == 1 else matrix.shape[-2])
     fits = step >= beyond and step * size % ALIGNED_NBYTES == 0
     return matrix.numel() > 0 and fits and matrix.data_ptr() % ALIGNED_NBYTES == 0
+
+
 def _weight_gradient(grad: Tensor, input: Tensor) -> Tensor:
     """The gradient of a linear layer's weight: (..., n) and (..., k) give (n, k)."""
     return grad.flatten(0, -2).t() @ input.flatten(0, -2)
