@@ -47,7 +47,7 @@ def check(
     *inputs: torch.Tensor,
     grad: bool = False,
     rule: bool = True,
-    meshes: Sequence[tuple[int, ...]] = MESHES,
+    meshes: Sequence[tuple[int, ...] | DeviceMesh] = MESHES,
     partial: Sequence[str] = PARTIAL_OPS,
     limit: int = LIMIT,
     whole: Sequence[int] = (),
@@ -68,7 +68,7 @@ def check(
     """
     expected = run(fn, inputs, grad)
     for shape in meshes:
-        mesh = init_device_mesh("cpu", shape)
+        mesh = shape if isinstance(shape, DeviceMesh) else init_device_mesh("cpu", shape)
         for placements in combinations(mesh, inputs, partial, limit, whole):
             where = f"on {mesh!r} with {[list(p) for p in placements]}"
             with warnings.catch_warnings():

@@ -14,7 +14,7 @@ class Comm:
     """One collective of a plan.
 
     Attributes:
-        kind: ``all_gather``, ``all_reduce``, ``reduce_scatter``, ``all_to_all``, ``exchange`` or ``transfer``.
+        kind: ``all_gather``, ``all_reduce``, ``reduce_scatter``, ``all_to_all``, ``ring_shift``, ``exchange`` or ``transfer``.
         axis: mesh axis name; several joined by ``+`` for an exchange.
         nbytes: bytes that all devices together receive.
         before, after: placements, as text.

@@ -12,7 +12,7 @@ from ..core.mesh import DeviceMesh, checked_mesh, coordinates
 from ..core.placements import REPLICATE, Partial, Placement, Placements, Shard
 from ..core.spec import Spec
 from ..sharding import layouts
-from . import moving
+from . import moving, whole
 
 Pieces = Sequence[torch.Tensor] | Callable[[tuple[int, ...]], torch.Tensor]
 
@@ -20,6 +20,7 @@ Pieces = Sequence[torch.Tensor] | Callable[[tuple[int, ...]], torch.Tensor]
 def distribute(cls: type, data: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement] | None, copy: bool = True) -> Any:
     """A plain tensor on a mesh: each piece is cut here and sent once. Without ``copy`` the caller gives its memory away."""
     layouts.dense(data, "dtorch.Tensor(data, ...)")
+    whole.needs(mesh, cls)
     wanted = Spec.make(mesh, (REPLICATE,) * mesh.ndim if placements is None else placements, data.shape, data.dtype)
     landing = wanted.replace([REPLICATE if isinstance(p, Partial) else p for p in wanted.placements])
     if not landing.axes:
@@ -45,6 +46,7 @@ def assemble(cls: type, pieces: Pieces, mesh: DeviceMesh, placements: Sequence[P
         )
     for tensor in local:
         layouts.dense(tensor, "from_local(local, ...)")
+    whole.needs(mesh, cls)
     by_coord = dict(zip(coords, local, strict=True))
     spec = spec_of(by_coord, mesh, tuple(placements), local[0])
     for coord, tensor in by_coord.items():

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.errors import InternalError
+from ..core.operators import own
+from . import attention
 
 
 @cache
@@ -217,10 +219,20 @@ def _is_aligned(matrix: Tensor) -> bool:
     return matrix.numel() > 0 and fits and matrix.data_ptr() % ALIGNED_NBYTES == 0
 
 
+def _weight_gradient(grad: Tensor, input: Tensor) -> Tensor:
+    """The gradient of a linear layer's weight: (..., n) and (..., k) give (n, k)."""
+    return grad.flatten(0, -2).t() @ input.flatten(0, -2)
+
+
 STAND_INS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     torch.ops.aten.mkldnn_rnn_layer.default: _recurrent_layer,
     torch.ops.aten.index_reduce.default: _index_reduce,
     torch.ops.aten.index_reduce_.default: _index_reduce_,
     torch.ops.aten._grouped_mm.default: _grouped_product,
+    own("weight_gradient"): _weight_gradient,
+    **attention.STAND_INS,
 }
-"""Operators whose kernel reads more of its surroundings than its arguments or fails on pieces, and what is called instead."""
+"""Operators whose kernel reads more of its surroundings than its arguments or fails on pieces, and what is called instead.
+
+Operators of our own have no kernel but this.
+"""

@@ -1,5 +1,7 @@
 """Fused attention: batch, heads and, without a causal mask, query positions may be sharded; keys and values are whole.
 
+Where the sequence is split, ``ring.py`` takes over.
+
 Shapes: query (b, h, s, d), key and value (b, g, t, d) with h a multiple of g, mask broadcast to (b, h, s, t). A label ``g``
 counts groups of h / g query heads that share one key and value head, so a cut never parts a group.
 """
@@ -16,6 +18,7 @@ from ..builder import Builder, Value
 from ..call import OpCall
 from ..labels import Dim, Labels
 from ..rule import Rule
+from . import ring
 from .compose import changed, named, tensor_names
 
 _aten = torch.ops.aten
@@ -123,7 +126,10 @@ def layer(call: OpCall) -> Labels:
 
 
 def _pair(name: str, positions: bool = True) -> dict[str, Rule]:
-    return {name: Rule(forward(positions)), f"{name}_backward": Rule(backward(positions))}
+    return {
+        name: Rule(forward(positions), ring.forward),
+        f"{name}_backward": Rule(backward(positions), ring.backward),
+    }
 
 
 TABLE = {

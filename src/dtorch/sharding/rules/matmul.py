@@ -93,6 +93,13 @@ def linear_then_add(builder: Builder, call: OpCall, args: Any, kwargs: Any) -> l
     return [builder.op(_aten.add.Tensor, builder.op(_aten.linear.default, args[0], args[1]), bias)]
 
 
+def weight_gradient(call: OpCall) -> Labels:
+    """The gradient of a linear layer's weight: what is split of the rows gives a partial sum, without flattening them."""
+    outer = _LETTERS[: len(call.specs[0].shape) - 1]
+    rows = [PartialRow((True, False)), PartialRow((False, True))]
+    return Labels([[*outer, "N"], [*outer, "K"]], ["NK"], dict.fromkeys(outer, "sum"), rows)
+
+
 def matmul(call: OpCall) -> Labels:
     """``matmul`` kept whole: batch dims broadcast, vectors have no outer dim."""
     a, b = (list(s.shape) for s in call.specs)
@@ -119,6 +126,7 @@ TABLE = {
     "mv": Rule(product("mk", "k", "m")),
     "linear": Rule(linear, linear_then_add, whole=True),
     "matmul": Rule(matmul, whole=True),
+    "dtorch::weight_gradient": Rule(weight_gradient),
     "dot": Rule(product("k", "k", "")),
     "vdot": Rule(product("k", "k", "")),
     "addmm": Rule(added_product("mk", "kn", "mn"), product_then_add(_aten.mm.default)),
