@@ -10,7 +10,7 @@ import torch
 from ..core.program import Call, Draw
 from ..sharding.call import functional_of, leaves, replace_leaves, returns_written, schema_of, written_args
 from ..sharding.table import rule_for
-from . import aliasing, dispatch, foreach, moving, silent, tables
+from . import aliasing, dispatch, foreach, fused, moving, silent, tables
 from .client import current_client
 from .sites import current_site
 from .wrapper import wrap
@@ -208,6 +208,7 @@ def install() -> None:
     families = dispatch.HANDLER_FAMILIES
     families.append((lambda f: torch.Tag.inplace_view in f.tags, reshaped_in_place))
     families.append((foreach.is_foreach, foreach.one_by_one))
+    families.append((fused.is_fused, fused.one_by_one))
     families.append((is_composite, decomposed))
     families.append((lambda f: torch.Tag.nondeterministic_seeded in f.tags, drawn))
 
