@@ -26,6 +26,7 @@ from dtorch.core.program import (
     DefaultDtype,
     DefinePlan,
     Draw,
+    Drop,
     Exchange,
     Failure,
     Fetch,
@@ -40,6 +41,7 @@ from dtorch.core.program import (
     Scalar,
     Shutdown,
     Slot,
+    Together,
     Vary,
 )
 from dtorch.transport.inprocess import InlineTransport
@@ -66,12 +68,14 @@ STEPS = [
     Collective("slice", 1, 2, 1, 0, [1, 2], "sum", 0, [0]),
     Exchange(0, 1, [[(0, [1], [2], [3])], []], [[4], [0]], 0, 1),
     Apply(0, [1], [2], [0], 1),
+    Together([Collective("all_gather", 1, 0, 1, 0, [1, 2], "sum", 0, [], [1, 0], refill=True)]),
 ]
 INSTRUCTIONS: list[Instruction] = [
     DefinePlan(1, "aten::x.default", [MESH, MESH], [[0], []], [0, 1], 1, STEPS, [1], True),
     Calls.of(Call(1, [10**12], [2], [2**100, 1.5, None, True])),
     Fetch(1, [0], True),
     Free([1, 2]),
+    Drop([1, 2]),
     Forget([1]),
     DefaultDtype("float64"),
     Barrier(),

@@ -27,7 +27,7 @@ from ..core.mesh import DeviceMesh
 from ..core.placements import REPLICATE, Shard
 from ..core.spec import Spec
 from ..tensor.gathered import Gathered
-from ..tensor.moving import held_anew
+from ..tensor.moving import held_anew, redistributed
 from ..tensor.tensor import Tensor
 from ..tensor.together import gradients_together
 from .axes import SHARDED
@@ -199,7 +199,8 @@ class Block:
         self.sharding.release(but=self)
 
     def _gather(self) -> None:
-        here = [(m, name, p) for m, name in self.slots if isinstance(p := m._parameters.get(name), Tensor)]
+        named: list[tuple[nn.Module, str, Any]] = [(m, name, m._parameters.get(name)) for m, name in self.slots]
+        here = [(m, name, p) for m, name, p in named if isinstance(p, Tensor)]
         fresh: dict[DeviceMesh, dict[int, Tensor]] = {}
         for _, _, p in here:
             if not self._stands(p) and (split_axis(p._spec) is not None or _wants_gradient(p)):
@@ -249,7 +250,7 @@ class Block:
                 s.module._parameters[s.name] = s.parameter  # type: ignore[assignment]
             if s.own and s.whole._value is not s.value:
                 # Somebody has set its ``data``.
-                s.parameter.data = s.whole.detach().redistribute(s.parameter.device_mesh, s.parameter.placements)
+                s.parameter.data = redistributed(s.whole.detach(), s.parameter.device_mesh, s.parameter.placements)
             if s.own:
                 self.sharding.wholes.pop(id(s.parameter), None)
         self.standing, self.memories = [], []

@@ -12,7 +12,7 @@ from torch import nn
 from ..core.mesh import DeviceMesh
 from ..core.placements import REPLICATE, Partial, Shard
 from ..tensor.tensor import Tensor
-from .axes import BATCH, TENSOR, placements_on, size_of
+from .axes import BATCH, TENSOR, placements_on
 from .fsdp import Sharding
 from .layout import Layout
 from .plan import Plan

@@ -27,6 +27,4 @@ def one_parameter(call: OpCall) -> Labels | None:
     return Labels(rows, [])
 
 
-TABLE = {
-    name: Rule(one_parameter, changing=True) for name in ("_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad")
-}
+TABLE = {name: Rule(one_parameter, changing=True) for name in ("_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad")}
