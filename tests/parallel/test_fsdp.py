@@ -134,7 +134,10 @@ def test_the_longest_dim_that_no_other_axis_splits_is_split() -> None:
     assert layer.down.weight.placements == (Shard(0), Shard(1))
     assert layer.up.bias.placements == (R, Shard(0)), "split by tp, and one dim has no other"
     assert layer.norm.weight.placements == (Shard(0), R)
-    assert "are whole on fsdp" in dtorch.parallel.describe(ours)
+    text = dtorch.parallel.describe(ours)
+    assert (
+        "are whole on fsdp" in text and "zero=3: weights over fsdp are gathered" in text and "fsdp Shard(1), tp Shard(0)" in text
+    )
 
 
 def test_buffers_and_short_parameters_are_whole() -> None:

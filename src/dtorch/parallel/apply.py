@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from ..tensor.construct import distribute
 from ..tensor.tensor import Tensor
 from .axes import PIPELINE, SHARDED, check_axes, size_of
 from .decide import decide, join
-from .fsdp import check_zero
+from .fsdp import LEVELS, check_zero
 from .hooks import install, settle_gradient
 from .layout import ATTRIBUTE, Layout
 from .plan import PlanArgument, read_plan
@@ -59,6 +60,8 @@ def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None, 
     _check_loaded(module)
     rows = read_plan(module, mesh, plan)
     layout = decide(module, mesh, assign_stages(module, size_of(mesh, PIPELINE)), rows)
+    if size_of(mesh, SHARDED) > 1:
+        layout = replace(layout, remarks=(*layout.remarks, LEVELS[zero]))
     _place(module, layout, partial(settle_gradient, whole=SHARDED) if zero == 1 else settle_gradient)
     install(module, layout, rows, zero)
     setattr(module, ATTRIBUTE, layout)

@@ -34,7 +34,13 @@ from .axes import SHARDED
 from .stages import find_layers
 from .trees import tensors_in
 
-LEVELS = (1, 2, 3)
+LEVELS = {
+    3: "zero=3: weights over fsdp are gathered layer by layer while they are in use",
+    2: "zero=2: weights over fsdp are gathered layer by layer, and kept until they change",
+    1: "zero=1: weights over fsdp are gathered layer by layer and kept until they change; their gradients are whole",
+}
+"""What each level does, as ``describe`` has it."""
+
 GATHER, REDUCE = "fsdp weights", "fsdp gradients"
 """What reports call the communication of a block."""
 
@@ -55,7 +61,7 @@ def check_zero(zero: Any) -> None:
                 f"zero={zero!r}",
                 "3 splits weights, gradients and optimizer state, 2 keeps gathered weights, 1 keeps whole gradients too",
                 "parallelize(module, mesh, zero=...)",
-                f"use one of {LEVELS}",
+                f"use one of {tuple(LEVELS)}",
             )
         )
 
