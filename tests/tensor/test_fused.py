@@ -29,7 +29,6 @@ KINDS: dict[str, tuple[type, dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {"weight_decay": 0.1}),
     "adamw by tensor": (torch.optim.AdamW, {"lr": torch.tensor(0.1)}),
     "sgd": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
-    "adagrad": (torch.optim.Adagrad, {"lr_decay": 0.1}),
 }
 
 
@@ -59,6 +58,20 @@ def test_steps(kind: str, partial: bool) -> None:
         torch.testing.assert_close(q.to_torch(), p.detach())
         for a, b in zip(optimizers[0].state[p].values(), optimizers[1].state[q].values(), strict=True):
             torch.testing.assert_close(b.to_torch() if isinstance(b, dtorch.Tensor) else b, a)
+
+
+@pytest.mark.filterwarnings("ignore:.*has no sharding rule:RuntimeWarning")
+def test_one_without_a_rule_is_right_too() -> None:
+    plain, placed = parameters()
+    optimizers = [torch.optim.Adagrad(ps, lr=0.1, fused=True) for ps in (plain, placed)]
+    for _ in range(2):
+        for p, q in zip(plain, placed, strict=True):
+            p.grad = values(*p.shape)
+            q.grad = place(p.grad, q.device_mesh, q.placements)
+        for optimizer in optimizers:
+            optimizer.step()
+    for p, q in zip(plain, placed, strict=True):
+        torch.testing.assert_close(q.to_torch(), p.detach())
 
 
 @pytest.mark.parametrize("found", [0.0, 1.0])

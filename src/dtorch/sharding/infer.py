@@ -41,7 +41,8 @@ def infer_outputs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tupl
             result = (stand_in or func)(*meta_args, **meta_kwargs)
     except RuntimeError as error:
         if _lacks_meta_kernel(error):
-            return None
+            # What gives nothing needs no kernel to tell what.
+            return None if schema_of(func).returns else ((), None)
         raise
     made = leaves(result, torch.Tensor)
     if not all(map(is_dense, made)):

@@ -14,15 +14,23 @@ def is_fused(func: Any) -> bool:
 
 
 def one_by_one(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Make the step of each parameter, its gradient brought to where it lies."""
-    for i, parameter in enumerate(args[0]):
-        row = [[given[i]] if given else [] for given in args]
-        grad = args[1][i]
-        if isinstance(parameter, cls) and isinstance(grad, cls):
-            row[1] = [moving.redistributed(grad, parameter._spec.mesh, parameter._spec.placements)]  # type: ignore[attr-defined]
-        dispatch.ordinary(cls, func, tuple(row), kwargs)
-        if row[1][0] is not grad and kwargs.get("grad_scale") is not None:
-            grad.copy_(row[1][0])
+    """Make the step of each parameter, its gradient and state brought to where it lies, and what changed brought back."""
+    for i in range(len(args[0])):
+        given = [tensors[i] if tensors else None for tensors in args]
+        brought = [_beside(cls, t, given[0]) for t in given]
+        dispatch.ordinary(cls, func, tuple([] if t is None else [t] for t in brought), kwargs)
+        for number, (before, after) in enumerate(zip(given, brought, strict=True)):
+            if after is not before and (number != GRADIENT or kwargs.get("grad_scale") is not None):
+                before.copy_(after)
+
+
+def _beside(cls: type, tensor: Any, parameter: Any) -> Any:
+    """A tensor of the parameter's shape placed as the parameter; any other one as it is."""
+    if not isinstance(tensor, cls) or not isinstance(parameter, cls) or tensor.shape != parameter.shape:  # type: ignore[attr-defined]
+        return tensor
+    return moving.redistributed(tensor, parameter._spec.mesh, parameter._spec.placements)  # type: ignore[attr-defined]
 
 
 NAMES = frozenset(f"aten::_fused_{name}_" for name in ("adam", "adamw", "sgd", "adagrad"))
+GRADIENT = 1
+"""Number of the argument that is read only, unless gradients are scaled."""
