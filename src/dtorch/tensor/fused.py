@@ -16,7 +16,7 @@ def is_fused(func: Any) -> bool:
 def one_by_one(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """Make the step of each parameter, its gradient and state brought to where it lies, and what changed brought back."""
     for i in range(len(args[0])):
-        given = [tensors[i] if tensors else None for tensors in args]
+        given: list[Any] = [tensors[i] if tensors else None for tensors in args]
         brought = [_beside(cls, t, given[0]) for t in given]
         dispatch.ordinary(cls, func, tuple([] if t is None else [t] for t in brought), kwargs)
         for number, (before, after) in enumerate(zip(given, brought, strict=True)):
