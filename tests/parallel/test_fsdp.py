@@ -361,9 +361,31 @@ class Views(nn.Module):
         return self.layers[1](x[None], x[None], x[None])[0][0] @ self.layers[0](4)
 
 
+class Crossed(nn.Module):
+    """Weights of two layers that meet in one operator, out of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Views.Table(), Views.Table()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = self.layers[0](10), self.layers[1](10)
+        return (a * b).sum() + (x @ a @ b.t()).mean() * (b - a).pow(2).mean()
+
+
+class Penalized(Model):
+    """A gradient taken within forward, and differentiated."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.enter(x)
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(self.layers[0](h).sum(), h, create_graph=True)
+        return super().forward(x) + slope.pow(2).mean()
+
+
 @pytest.mark.parametrize("mesh", ["fsdp=2", "fsdp=3", "dp=2,fsdp=2"])
 @pytest.mark.parametrize("zero", [1, 2, 3])
-@pytest.mark.parametrize("kind", [Tied, Twice, Recursive, Direct, Views])
+@pytest.mark.parametrize("kind", [Tied, Twice, Recursive, Direct, Views, Crossed, Penalized])
 @pytest.mark.filterwarnings("ignore:.*has no sharding rule:RuntimeWarning")
 def test_other_ways_to_use_weights(kind: type, zero: int, mesh: str) -> None:
     plain, ours = pair(kind(), MESHES[mesh], zero=zero)
@@ -442,6 +464,63 @@ def test_a_copy_is_a_model_of_its_own() -> None:
     plain.zero_grad()
     loss_of(plain).backward()
     check_gradients(copied, plain)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_weights_that_are_computed_or_converted(zero: int) -> None:
+    model = Model()
+    nn.utils.parametrizations.weight_norm(model.layers[0].up)
+    nn.utils.parametrizations.spectral_norm(model.layers[1].down)
+    plain, ours = pair(model, zero=zero)
+    for dtype in (torch.float32, torch.float64):
+        for m in (plain, ours):
+            m.to(dtype)
+            m.zero_grad()
+            loss_of(m, inputs().to(dtype)).backward()
+        check_gradients(ours, plain)
+
+
+def test_a_backward_hook_may_run_the_model() -> None:
+    plain, ours = pair()
+    for m in (plain, ours):
+        y = m(inputs())
+        y.register_hook(lambda _, m=m: _run(m))
+        (y**2).mean().backward()
+    check_gradients(ours, plain)
+
+
+def _run(model: nn.Module) -> None:
+    with torch.no_grad():
+        model(inputs())
+
+
+def test_averaged_and_functional_models() -> None:
+    plain, ours = pair()
+    averages = [torch.optim.swa_utils.AveragedModel(m) for m in (plain, ours)]
+    for average, m in zip(averages, (plain, ours), strict=True):
+        average.update_parameters(m)
+        with torch.no_grad():
+            m.exit.weight.mul_(3)
+        average.update_parameters(m)
+    torch.testing.assert_close(averages[1](inputs()).to_torch(), averages[0](inputs()))
+    weights = {name: p.detach() * 2 for name, p in plain.named_parameters()}
+    given = {name: dtorch.Tensor(t, device_mesh=MESH) for name, t in weights.items()}
+    made = torch.func.functional_call(ours, given, (inputs(),))
+    torch.testing.assert_close(made.to_torch(), torch.func.functional_call(plain, weights, (inputs(),)))
+    torch.testing.assert_close(ours(inputs()).to_torch(), plain(inputs()))
+
+
+def test_an_axis_of_one_device_and_a_batch_of_one() -> None:
+    plain, ours = pair(mesh=init_device_mesh("cpu", (1, 2), mesh_dim_names=("fsdp", "tp")))
+    with explain() as report:
+        loss_of(ours).backward()
+    assert counts(report) == {} and ours.enter.weight.placements == (R, R)
+    loss_of(plain).backward()
+    check_gradients(ours, plain)
+    plain, ours = pair(mesh=MESHES["fsdp=3"])
+    for m in (plain, ours):
+        loss_of(m, inputs(1)).backward()
+    check_gradients(ours, plain)
 
 
 def test_state_travels_whole() -> None:
