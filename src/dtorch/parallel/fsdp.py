@@ -27,7 +27,7 @@ from ..core.mesh import DeviceMesh
 from ..core.placements import REPLICATE, Shard
 from ..core.spec import Spec
 from ..tensor.gathered import Gathered
-from ..tensor.moving import held_anew, redistributed
+from ..tensor.moving import dense_stride, held_anew, redistributed
 from ..tensor.tensor import Tensor
 from ..tensor.together import gradients_together
 from .axes import SHARDED
@@ -308,7 +308,10 @@ def split_axis(spec: Spec) -> int | None:
 def whole_spec(spec: Spec) -> Spec:
     """The tensor whole over ``fsdp``."""
     axis = split_axis(spec)
-    return spec if axis is None else spec.replace((*spec.placements[:axis], REPLICATE, *spec.placements[axis + 1 :]))
+    if axis is None:
+        return spec
+    placements = (*spec.placements[:axis], REPLICATE, *spec.placements[axis + 1 :])
+    return Spec.make(spec.mesh, placements, spec.shape, spec.dtype, dense_stride(spec))
 
 
 def _wants_gradient(parameter: torch.Tensor) -> bool:
