@@ -606,3 +606,14 @@ def test_again_on_another_mesh() -> None:
     with explain() as report:
         torch.testing.assert_close(ours(inputs()).to_torch(), plain(inputs()))
     assert counts(report) == {}
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_weights_of_any_stride(zero: int) -> None:
+    plain, ours = pair(zero=zero)
+    for m in (plain, ours):
+        wide = m.layers[0].up.weight.detach().repeat(1, 2)
+        m.layers[0].up.weight.data = wide[:, ::2]
+        m.layers[1].down.weight.data = m.layers[0].up.weight.data.t()
+        loss_of(m).backward()
+    check_gradients(ours, plain)
