@@ -13,7 +13,7 @@ import torch
 
 import dtorch
 
-from . import add, decode, layer, memory, planning, prefill, report, scalar
+from . import add, decode, fsdp, layer, memory, planning, prefill, report, scalar
 from .figure import Figure
 from .setting import Setting
 
@@ -79,6 +79,7 @@ GROUPS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
     "decode": decode.figures,
     "prefill": prefill.figures,
     "memory": memory.figures,
+    "fsdp": fsdp.figures,
 }
 
 if __name__ == "__main__":

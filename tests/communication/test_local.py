@@ -146,3 +146,15 @@ def test_assembling_keeps_the_order_of_strides_and_shares_nothing() -> None:
 def test_assembling_nothing_gives_an_empty_piece_of_the_right_dtype() -> None:
     empty = assemble([torch.ones(2, 2, dtype=torch.int8)], [], [0, 2], torch.device("cpu"))
     assert empty.shape == (0, 2) and empty.dtype == torch.int8
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("sizes", [(3, 1), (4, 0), (0, 0)])
+def test_gathering_into_memory_that_was_dropped(order: tuple[int, int], sizes: tuple[int, int]) -> None:
+    whole = torch.randn(sum(sizes), 5).permute(order).contiguous().permute(order)
+    pieces = [p.clone() for p in whole.split(list(sizes))]
+    held = all_gather(pieces, 0, order)
+    view = held.t()[2]
+    held.untyped_storage().resize_(0)
+    assert all_gather(pieces, 0, order, held) is not None
+    assert torch.equal(held, whole) and torch.equal(view, whole.t()[2])

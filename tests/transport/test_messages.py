@@ -26,6 +26,7 @@ from dtorch.core.program import (
     DefaultDtype,
     DefinePlan,
     Draw,
+    Drop,
     Exchange,
     Failure,
     Fetch,
@@ -43,6 +44,7 @@ from dtorch.core.program import (
     Scalar,
     Shutdown,
     Slot,
+    Together,
     Vary,
 )
 from dtorch.transport.inprocess import InlineTransport
@@ -69,6 +71,7 @@ STEPS = [
     Collective("slice", 1, 2, 1, 0, [1, 2], "sum", 0, [0]),
     Exchange(0, 1, [[(0, [1], [2], [3])], []], [[4], [0]], 0, 1),
     Apply(0, [1], [2], [0], 1),
+    Together([Collective("all_gather", 1, 0, 1, 0, [1, 2], "sum", 0, [], [1, 0], refill=True)]),
 ]
 INSTRUCTIONS: list[Instruction] = [
     DefinePlan(1, "aten::x.default", [MESH, MESH], [[0], []], [0, 1], 1, STEPS, [1], True),
@@ -76,6 +79,7 @@ INSTRUCTIONS: list[Instruction] = [
     Load(["f"], [(0, "a"), (0, "b")], [Filled(3, MESH, [0], "float16", [[2], [0]], [[Read(1, [4], [2], [0], [0], [2])], []])]),
     Fetch(1, [0], True),
     Free([1, 2]),
+    Drop([1, 2]),
     Forget([1]),
     DefaultDtype("float64"),
     Barrier(),

@@ -32,3 +32,13 @@ def test_spoiling_keeps_an_older_poison_and_freeing_passes_over_nothing() -> Non
     assert store == {1: older}
     store.free([1, 7])
     assert store == {}
+
+
+def test_memory_is_dropped_and_values_stay() -> None:
+    base = torch.zeros(4)
+    store = Store({1: (base, torch.ones(2)), 2: (base[1:],), 3: BAD})
+    store.drop([1, 3])
+    assert [t.untyped_storage().nbytes() for h in (1, 2) for t in store[h]] == [0, 0, 0]
+    assert store[1][0].shape == (4,) and store[3] is BAD
+    store.spoil(2, BAD)
+    assert store[1] is BAD, "memory that was dropped is shared still"

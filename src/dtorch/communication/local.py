@@ -16,18 +16,23 @@ Part = tuple[int, Sequence[int], Sequence[int], Sequence[int]]
 """(source piece, offset in source, offset in target, size), the last three per dim, in elements."""
 
 
-def all_gather(line: Sequence[Tensor], dim: int, order: Sequence[int] = ()) -> Tensor:
+def all_gather(line: Sequence[Tensor], dim: int, order: Sequence[int] = (), into: Tensor | None = None) -> Tensor:
     """Concatenate one line of pieces.
 
     Args:
         line: local tensors that are alike but for the size of ``dim``; sizes may be uneven or zero.
         dim: tensor dim, not negative.
         order: dims from the largest stride to the smallest; that of the first piece when omitted.
+        into: what an earlier gather of such pieces gave: it is written, and its memory brought back if it was dropped.
     """
     order = order or _memory_order(next((t for t in line if t.numel()), line[0]))
-    # Allotted here, for torch.cat would guess a layout where pieces leave it open.
-    shape = [*line[0].shape[:dim], sum(t.shape[dim] for t in line), *line[0].shape[dim + 1 :]]
-    whole = torch.empty([shape[d] for d in order], dtype=line[0].dtype, device=line[0].device)
+    if into is None:
+        # Allotted here, for torch.cat would guess a layout where pieces leave it open.
+        shape = [*line[0].shape[:dim], sum(t.shape[dim] for t in line), *line[0].shape[dim + 1 :]]
+        whole = torch.empty([shape[d] for d in order], dtype=line[0].dtype, device=line[0].device)
+    else:
+        into.untyped_storage().resize_(into.numel() * into.element_size())
+        whole = into.permute(*order)
     torch.cat([t.permute(*order) for t in line], order.index(dim), out=whole)
     return whole.permute(_inverse(order))
 

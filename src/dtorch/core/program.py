@@ -59,7 +59,9 @@ class Collective(msgspec.Struct, frozen=True, tag="collective"):
     dim, ``dim``), ``slice`` (no communication: keep ``sizes`` along ``dim``) or ``fill`` (no communication: make a
     partial whose first piece is the value). ``outer`` lists the mesh axes before ``axis`` that
     shard the same dim of the target, outermost first: ``sizes`` is row-major over them and ``axis``. ``order`` lists the
-    dims of the whole from the largest stride to the smallest, which pieces alone cannot tell.
+    dims of the whole from the largest stride to the smallest, which pieces alone cannot tell. With ``refill`` (of
+    ``all_gather`` only) the output slot is an input of the plan, and its memory is written, brought back first where it
+    was dropped.
     """
 
     kind: str
@@ -73,6 +75,7 @@ class Collective(msgspec.Struct, frozen=True, tag="collective"):
     outer: list[int] = []
     order: list[int] = []
     from_dim: int = 0
+    refill: bool = False
 
 
 class Exchange(msgspec.Struct, frozen=True, tag="exchange"):
@@ -105,7 +108,13 @@ class Apply(msgspec.Struct, frozen=True, tag="apply"):
     mesh: int = 0
 
 
-Step = Local | Collective | Exchange | Apply
+class Together(msgspec.Struct, frozen=True, tag="together"):
+    """Several collectives of one kind over one axis of one mesh, none of which needs another's output: sent as one."""
+
+    parts: list[Collective]
+
+
+Step = Local | Collective | Exchange | Apply | Together
 
 
 class MeshInfo(msgspec.Struct, frozen=True):
@@ -246,6 +255,15 @@ class Free(msgspec.Struct, frozen=True, tag="free"):
     release: bool = False
 
 
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """Give back the memory of values, and so of all that shares it, and keep the values: a plan will refill them.
+
+    Until then nothing may read them.
+    """
+
+    handles: list[int]
+
+
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
     """Forget plans that the client's cache has evicted."""
 
@@ -266,7 +284,9 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Release everything and end."""
 
 
-Instruction = DefinePlan | Calls | Draw | Put | Load | PutFunction | Fetch | Free | Forget | DefaultDtype | Barrier | Shutdown
+Instruction = (
+    DefinePlan | Calls | Draw | Put | Load | PutFunction | Fetch | Free | Drop | Forget | DefaultDtype | Barrier | Shutdown
+)
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -15,33 +17,40 @@ from ..core.spec import Spec
 from ..tensor.construct import distribute
 from ..tensor.tensor import Tensor
 from .assigned import follow_assignments
-from .axes import PIPELINE, check_axes, size_of
+from .axes import PIPELINE, SHARDED, check_axes, size_of
 from .decide import decide, join
+from .fsdp import LEVELS, check_zero
 from .hooks import install, settle_gradient
 from .layout import ATTRIBUTE, Layout
 from .plan import Plan, PlanArgument, read_plan
 from .stages import assign_stages
 
+Settle = Callable[[torch.Tensor], None]
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 Make = Callable[[str, torch.Tensor, Spec], Tensor]
 
 
-def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None, *, virtual_stages: int = 1) -> AnyModule:
+def parallelize(
+    module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None, *, zero: int = 3, virtual_stages: int = 1
+) -> AnyModule:
     """Distribute a module's parameters and buffers over a mesh, in place.
 
     Afterwards the module is called as before, with plain tensors or global ones; its outputs are global tensors. An
-    axis ``dp`` splits the batch, ``tp`` splits weights, ``pp`` splits layers into stages, each on a mesh of its own.
+    axis ``dp`` splits the batch, ``fsdp`` the batch and every weight between its uses, ``tp`` splits weights, ``pp`` splits
+    layers into stages, each on a mesh of its own.
     Attention heads are never cut: where their number does not divide, some devices have more. Tied weights stay one
     parameter. ``describe(module)`` tells what was done.
 
     Args:
         module: a decoder-only Hugging Face model or any ``torch.nn.Module``.
-        mesh: a mesh whose axes are named ``dp``, ``tp``, ``pp``, or any of these; or a single device.
+        mesh: a mesh whose axes are named ``dp``, ``fsdp``, ``tp``, ``pp``, or any of these; or a single device.
         plan: names to placements. A key is a pattern (``*`` stands for anything) of names of parameters or modules; a
             value is a tensor-parallel style such as ``"colwise"`` or ``"rowwise"``, a dict from axis name to placement,
             or a list of placements, one per axis other than ``pp``. What it does not name is replicated. When omitted,
             the plan that a Hugging Face model carries is used.
+        zero: what an axis ``fsdp`` splits: 3 weights, gradients and optimizer state, each layer's weights being gathered
+            when it runs and let go of after; 2 keeps gathered weights until they change; 1 keeps gradients whole too.
         virtual_stages: stages on each device along ``pp``, for interleaved pipelines: stage ``k`` of ``pp * virtual_stages``
             lies on device ``k % pp``.
 
@@ -49,16 +58,20 @@ def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None, 
         The module itself.
 
     Raises:
-        UsageError: an axis, style or name that is not understood, more stages than layers, or weights not loaded yet.
+        UsageError: an axis, style, name or ``zero`` that is not understood, more stages than layers, or weights not loaded
+            yet.
         PlacementError: placements that do not fit a weight.
     """
     check_axes(mesh)
+    check_zero(zero)
     _check_loaded(module)
-    settle(module, *lay_out(module, mesh, plan, virtual_stages), lambda _, old, spec: _adopted(old, spec))
+    settle(module, *lay_out(module, mesh, plan, zero, virtual_stages), lambda _, old, spec: _adopted(old, spec), zero)
     return module
 
 
-def lay_out(module: nn.Module, mesh: DeviceMesh, plan: PlanArgument, virtual_stages: int = 1) -> tuple[Layout, Plan]:
+def lay_out(
+    module: nn.Module, mesh: DeviceMesh, plan: PlanArgument, zero: int = 3, virtual_stages: int = 1
+) -> tuple[Layout, Plan]:
     """What ``parallelize`` would do, and by which rows; the module is only looked at, and may be without data.
 
     Raises:
@@ -66,17 +79,21 @@ def lay_out(module: nn.Module, mesh: DeviceMesh, plan: PlanArgument, virtual_sta
     """
     check_axes(mesh)
     rows = read_plan(module, mesh, plan)
-    return decide(module, mesh, assign_stages(module, size_of(mesh, PIPELINE), virtual_stages), rows), rows
+    layout = decide(module, mesh, assign_stages(module, size_of(mesh, PIPELINE), virtual_stages), rows)
+    if size_of(mesh, SHARDED) > 1:
+        layout = replace(layout, remarks=(*layout.remarks, LEVELS[zero]))
+    return layout, rows
 
 
-def settle(module: nn.Module, layout: Layout, rows: Plan, make: Make) -> None:
+def settle(module: nn.Module, layout: Layout, rows: Plan, make: Make, zero: int = 3) -> None:
     """Put a module's weights where a layout says, and hang its hooks.
 
     Args:
         make: the global tensor for a name, of what stands there now, under a spec.
+        zero: see ``parallelize``.
     """
-    _place(module, layout, make)
-    install(module, layout, rows)
+    _place(module, layout, make, partial(settle_gradient, whole=SHARDED) if zero == 1 else settle_gradient)
+    install(module, layout, rows, zero)
     follow_assignments(module, layout)
     setattr(module, ATTRIBUTE, layout)
 
@@ -94,7 +111,7 @@ def _check_loaded(module: nn.Module) -> None:
             )
 
 
-def _place(module: nn.Module, layout: Layout, make: Make) -> None:
+def _place(module: nn.Module, layout: Layout, make: Make, settle: Settle) -> None:
     """Replace every parameter and buffer by a global one, letting go of the old one at once."""
     placed: set[int] = set()
     shared: dict[str, torch.Tensor] = {}
@@ -106,15 +123,15 @@ def _place(module: nn.Module, layout: Layout, make: Make) -> None:
                     continue
                 full = join(owner, name)
                 main = layout.tied.get(full, full)
-                new = shared[main] if main in shared else _global(full, old, layout.specs[full], make)
+                new = shared[main] if main in shared else _global(full, old, layout.specs[full], make, settle)
                 if main in layout.tied.values():
                     shared[main] = new
                 table[name] = new
                 placed.add(id(new))
 
 
-def _global(name: str, old: torch.Tensor, spec: Spec, make: Make) -> torch.Tensor:
-    """A parameter or buffer on its mesh."""
+def _global(name: str, old: torch.Tensor, spec: Spec, make: Make, settle: Settle) -> torch.Tensor:
+    """A parameter or buffer on its mesh; ``settle`` brings a parameter's gradient where it belongs."""
     new = make(name, old.detach(), spec)
     if not isinstance(old, nn.Parameter):
         return new
@@ -122,7 +139,7 @@ def _global(name: str, old: torch.Tensor, spec: Spec, make: Make) -> torch.Tenso
     if old.grad is not None:
         parameter.grad = _adopted(old.grad, spec)
     if old.requires_grad:
-        parameter.register_post_accumulate_grad_hook(settle_gradient)
+        parameter.register_post_accumulate_grad_hook(settle)
     return parameter
 
 

@@ -8,7 +8,10 @@ from ..core.errors import PlacementError, UsageError, four_parts
 from ..core.mesh import DeviceMesh
 from ..core.placements import REPLICATE, Placement, Placements
 
-DATA, TENSOR, PIPELINE = "dp", "tp", "pp"
+DATA, SHARDED, TENSOR, PIPELINE = "dp", "fsdp", "tp", "pp"
+
+BATCH = (DATA, SHARDED)
+"""Axes that split the batch."""
 
 
 def check_axes(mesh: DeviceMesh) -> None:
@@ -82,6 +85,7 @@ def _understood() -> str:
 
 MEANINGS = {
     DATA: "splits the batch",
+    SHARDED: "splits the batch, and every weight between its uses",
     TENSOR: "splits weights",
     PIPELINE: "splits layers into stages",
 }

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from ..core.errors import PlacementError, four_parts
 from ..core.mesh import DeviceMesh, Family
-from ..core.placements import Placement, Shard
+from ..core.placements import Partial, Placement, Shard
 from ..core.spec import Spec
-from .axes import PIPELINE, TENSOR, placements_on, size_of
+from .axes import PIPELINE, SHARDED, TENSOR, placements_on, size_of
 from .heads import head_sizes, heads_at
 from .layout import Layout
 from .plan import Plan
@@ -27,13 +28,17 @@ def decide(module: nn.Module, mesh: DeviceMesh, stages: Stages, plan: Plan) -> L
     """
     homes = mesh.unbind(PIPELINE)
     meshes = tuple(homes * (stages.count // len(homes)))
-    deciding = _Deciding(dict(module.named_modules(remove_duplicate=False)), plan, size_of(mesh, TENSOR))
+    modules = dict(module.named_modules(remove_duplicate=False))
+    deciding = _Deciding(modules, plan, size_of(mesh, TENSOR), size_of(mesh, SHARDED))
     tensors = {join(owner, n): (owner, n, t) for owner, m in deciding.modules.items() for n, t in own_tensors(m).items()}
     first: dict[int, str] = {}
     splits: dict[str, dict[str, Placement]] = {}
     for full, (owner, name, tensor) in tensors.items():
         main = first.setdefault(id(tensor), full)
         splits[main] = splits.get(main) or deciding.split(owner, name, tensor)
+    for full, (_, _, tensor) in tensors.items():
+        if first[id(tensor)] == full and isinstance(tensor, nn.Parameter):
+            splits[full] = deciding.sharded(full, splits[full], tensor.shape)
     specs, tied = {}, {}
     for full, (owner, _, tensor) in tensors.items():
         home, main = meshes[stages.of[owner]], first[id(tensor)]
@@ -52,11 +57,12 @@ def join(owner: str, name: str) -> str:
 
 @dataclass
 class _Deciding:
-    """The placement of single tensors by a plan, on a tensor-parallel axis of ``devices``."""
+    """The placement of single tensors by a plan, on a tensor-parallel axis of ``devices`` and an axis of ``shards``."""
 
     modules: Mapping[str, nn.Module]
     plan: Plan
     devices: int
+    shards: int
     remarks: dict[str, None] = field(default_factory=dict)
 
     def split(self, owner: str, name: str, tensor: torch.Tensor) -> dict[str, Placement]:
@@ -73,6 +79,24 @@ class _Deciding:
             self.remarks[PACKED] = None
         return self._by_heads(owner, name, tensor.shape[dim], dim)
 
+    def sharded(self, name: str, split: dict[str, Placement], shape: torch.Size) -> dict[str, Placement]:
+        """The placements of a parameter with that over ``fsdp`` among them: its longest dim that is split over no axis.
+
+        Raises:
+            PlacementError: the plan's own placement over ``fsdp`` splits a dim that another axis splits, or is partial.
+        """
+        if SHARDED in split:
+            _check_sharded(name, split, len(shape))
+            return split
+        taken = {p.dim % len(shape) for p in split.values() if isinstance(p, Shard)}
+        free = [d for d, n in enumerate(shape) if d not in taken and n >= self.shards]
+        if self.shards == 1:
+            return split
+        if not free:
+            self.remarks[WHOLE] = None
+            return split
+        return {**split, SHARDED: Shard(max(free, key=lambda d: shape[d]))}
+
     def _by_heads(self, owner: str, name: str, length: int, dim: int) -> dict[str, Placement]:
         heads = heads_at(owner, self.modules)
         if heads is None:
@@ -83,5 +107,20 @@ class _Deciding:
         return {} if sizes is None else {TENSOR: Shard(dim, sizes)}
 
 
+def _check_sharded(name: str, split: Mapping[str, Placement], ndim: int) -> None:
+    own = split[SHARDED]
+    others = {p.dim % ndim for axis, p in split.items() if axis != SHARDED and isinstance(p, Shard)}
+    if isinstance(own, Partial) or (isinstance(own, Shard) and own.dim % ndim in others):
+        raise PlacementError(
+            four_parts(
+                f"placements {dict(split)!r} of {name}",
+                "over fsdp a weight is whole, or split along a dim that no other axis splits: so it is gathered at one stroke",
+                "parallelize(module, mesh, plan)",
+                "name another dim for fsdp, or leave fsdp out of the row to have one chosen",
+            )
+        )
+
+
+WHOLE = "weights without a dim as long as fsdp that tp leaves whole are whole on fsdp"
 PACKED = "a matrix that holds several one after the other is cut as one, so what it gives has to be moved to meet its partner"
 REPEATED = "{} key/value heads for {} devices: every device keeps all of those, and its own share of the query heads"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,11 +12,13 @@ from torch import nn
 from ..core.mesh import DeviceMesh
 from ..core.placements import REPLICATE, Partial, Shard
 from ..tensor.tensor import Tensor
-from .axes import DATA, TENSOR, placements_on, size_of
+from .axes import BATCH, TENSOR, placements_on
+from .fsdp import Sharding
 from .layout import Layout
 from .plan import Plan
 from .stages import own_tensors, prefixes
 from .styles import STYLES
+from .trees import tensors_in
 
 LABEL_WORD = "label"
 """What the name of a keyword argument says that goes to the end of the model, where the loss is."""
@@ -29,8 +31,8 @@ MOVES = "_dtorch_moves"
 """Where it keeps what they share."""
 
 
-def install(module: nn.Module, layout: Layout, plan: Plan) -> None:
-    """Hang the hooks: on the model, at the entrances of stages, and where a style asks for a whole output."""
+def install(module: nn.Module, layout: Layout, plan: Plan, zero: int) -> None:
+    """Hang the hooks: on the model, at the entrances of stages, where a style asks for a whole output, and of ``fsdp``."""
     for handle in getattr(module, HANDLES, ()):
         handle.remove()
     moves = Moves()
@@ -47,6 +49,7 @@ def install(module: nn.Module, layout: Layout, plan: Plan) -> None:
         hook = OUTPUTS.get(STYLES[choice].output) if isinstance(choice, str) else None
         if hook is not None:
             handles.append(part.register_forward_hook(hook))
+    handles += Sharding(zero).install(module, layout.specs)
     setattr(module, HANDLES, handles)
     setattr(module, MOVES, moves)
 
@@ -160,7 +163,7 @@ class Entrance:
 
 
 class RootEntrance:
-    """Forward pre-hook of the whole model: plain tensors are split over ``dp`` along the batch.
+    """Forward pre-hook of the whole model: plain tensors are split over ``dp`` and ``fsdp`` along the batch.
 
     The batch is dim 0 of the first tensor given. Other tensors are split if their dim 0 is as long, else replicated.
     Where there is no batch to split they stay plain, which every operator takes as replicated. Global tensors come onto
@@ -172,21 +175,30 @@ class RootEntrance:
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         self.moves.enter()
-        devices = size_of(self.first, DATA)
-        batch = next((t.shape[0] for t in _tensors((args, kwargs)) if t.ndim), 0)
-        split = batch if devices > 1 and batch >= devices else None
-        here, there = (partial(self._place, split, mesh) for mesh in (self.first, self.last))
+        batch = next((t.shape[0] for t in tensors_in((args, kwargs)) if t.ndim), 0)
+        axes = batch_axes(self.first, batch)
+        here, there = (partial(self._place, batch, axes, mesh) for mesh in (self.first, self.last))
         named = {k: _replaced(v, there if LABEL_WORD in k else here) for k, v in kwargs.items()}
         return _replaced(args, here), named
 
-    def _place(self, batch: int | None, mesh: DeviceMesh, tensor: torch.Tensor) -> torch.Tensor:
+    def _place(self, batch: int, axes: Sequence[str], mesh: DeviceMesh, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, Tensor):
             return self.moves.bring(tensor, mesh)
         # A tensor that wants its gradient stays what it is, or the gradient would end up on a copy.
-        if batch is None or tensor.ndim == 0 or tensor.requires_grad:
+        if not axes or tensor.ndim == 0 or tensor.requires_grad:
             return tensor
-        by_axis = {DATA: Shard(0)} if tensor.shape[0] == batch else {}
+        by_axis = dict.fromkeys(axes, Shard(0)) if tensor.shape[0] == batch else {}
         return Tensor(tensor, device_mesh=mesh, placements=placements_on(mesh, by_axis))
+
+
+def batch_axes(mesh: DeviceMesh, batch: int) -> list[str]:
+    """The axes to split a batch over, in the mesh's order: as many as leave a sample for every device."""
+    axes, devices = [], 1
+    for name in mesh.axis_names():
+        if name in BATCH and mesh.size(name) > 1 and mesh.size(name) * devices <= batch:
+            axes.append(name)
+            devices *= mesh.size(name)
+    return axes
 
 
 class RootExit:
@@ -215,11 +227,18 @@ def _whole_over_tp(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.redistribute_by_dict({TENSOR: REPLICATE})
 
 
-def settle_gradient(parameter: torch.Tensor) -> None:
-    """Post-accumulate hook: a gradient comes to lie as its parameter, once, not at every use by the optimizer."""
+def settle_gradient(parameter: torch.Tensor, whole: str = "") -> None:
+    """Post-accumulate hook: a gradient comes to lie as its parameter, once, not at every use by the optimizer.
+
+    Over the axis named ``whole`` it is whole.
+    """
     grad = parameter.grad
-    if isinstance(grad, Tensor) and isinstance(parameter, Tensor) and grad.placements != parameter.placements:
-        parameter.grad = grad.redistribute(placements=[REPLICATE if isinstance(p, Partial) else p for p in parameter.placements])
+    if not isinstance(grad, Tensor) or not isinstance(parameter, Tensor):
+        return
+    axes = zip(parameter.device_mesh.axis_names(), parameter.placements, strict=True)
+    wanted = tuple(REPLICATE if isinstance(p, Partial) or name == whole else p for name, p in axes)
+    if grad.placements != wanted:
+        parameter.grad = grad.redistribute(placements=wanted)
 
 
 def _replaced(tree: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -235,14 +254,6 @@ def _replaced(tree: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         named = {k: _replaced(v, fn) for k, v in tree.items()}
         return tree if all(named[k] is v for k, v in tree.items()) else named
     return tree
-
-
-def _tensors(tree: Any) -> Iterable[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, tuple | list | dict):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from _tensors(item)
 
 
 OUTPUTS: dict[str | None, Callable[[nn.Module, tuple, Any], Any]] = {"gather": gather_output, "sum": sum_output}

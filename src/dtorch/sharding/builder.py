@@ -59,6 +59,8 @@ class Builder:
         self.home: DeviceMesh | None = None
         self.steps: list[Step] = []
         self.comms: list[Comm] = []
+        # Numbers of the steps that each of the comms, in order, tells of.
+        self.moving: set[int] = set()
         self.axes: list[list[int]] = []
         self.meshes_of: list[int] = []
         self.programmed = False
@@ -152,7 +154,8 @@ class Builder:
         return out
 
     def report(self, kind: str, axis: str, nbytes: float, source: Spec, target: Spec) -> None:
-        """Note a collective for ``explain()`` and ``communication()``."""
+        """Note the collective that was appended last, for ``explain()`` and ``communication()``."""
+        self.moving.add(len(self.steps) - 1)
         self.comms.append(
             Comm(kind, axis, int(nbytes), str(list(source.placements)), str(list(target.placements)), self.operator)
         )

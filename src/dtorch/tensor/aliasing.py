@@ -20,12 +20,17 @@ Scatter = Callable[..., Any]
 
 
 def refresh(group: Group) -> None:
-    """Take a linked group's memory anew if its base has changed since."""
+    """Take a linked group's memory anew if its base has changed since; bring absent memory back."""
     link = group.link
     if link is None:
         return
+    if not isinstance(link, Link):
+        link.bring()
+        return
     base_group = link.base._value.group
-    refresh(base_group)
+    # A base that is absent has not changed.
+    if isinstance(base_group.link, Link):
+        refresh(base_group)
     if base_group.version != link.seen:
         link.seen = base_group.version
         group.version += 1
@@ -51,7 +56,7 @@ def written_tensors(operator: Any, args: tuple, kwargs: dict[str, Any]) -> list[
     written = named_tensors(operator, operator.written, args, kwargs)
     for tensor in written:
         group = tensor._value.group
-        while group is not None and group.link is not None:
+        while group is not None and isinstance(group.link, Link):
             if group.link.scatter is None:
                 raise _cannot_be_carried_back(group.link)
             group = group.link.base._value.group
@@ -116,7 +121,7 @@ def wrote(tensor: Any) -> None:
         return
     group.version += 1
     link = group.link
-    if link is not None:
+    if isinstance(link, Link):
         assert link.scatter is not None
         _aten.copy_.default(link.base, link.scatter(link.base, link.root))
         link.seen = link.base._value.group.version

@@ -50,7 +50,7 @@ def run_plan(key: tuple, make: Callable[[], Plan], tensors: Sequence[Any], expli
         if tensor._value.group is not None:
             aliasing.refresh(tensor._value.group)
     outs = [Value(client, client.new_handle()) for _ in entry.plan.outs]
-    client.call(Call(entry.number, [t._value.handle for t in tensors], [v.handle for v in outs], []), site)
+    client.call(Call(entry.number, [t._value.handle for t in tensors], [v.handle for v in outs], []), site, entry.nbytes)
     cls = type(tensors[0])
     return [wrap(cls, spec, value) for spec, value in zip(entry.plan.outs, outs, strict=True)]
 
@@ -58,10 +58,11 @@ def run_plan(key: tuple, make: Callable[[], Plan], tensors: Sequence[Any], expli
 class PlannedMove:
     """A cached plan of ``run_plan``."""
 
-    __slots__ = ("number", "plan")
+    __slots__ = ("nbytes", "number", "plan")
 
     def __init__(self, plan: Plan, number: int) -> None:
         self.plan, self.number = plan, number
+        self.nbytes = 0 if plan.aliases else sum(out.nbytes for out in plan.outs)
 
 
 def move(tensor: Any, target: Spec, explicit: bool = True, reason: str = "redistribute") -> Any:
@@ -72,7 +73,7 @@ def move(tensor: Any, target: Spec, explicit: bool = True, reason: str = "redist
     source = tensor._spec
     if source is target:
         return tensor
-    if _same_pieces(source, target):
+    if same_pieces(source, target):
         return wrap(type(tensor), target, tensor._value)
 
     def make() -> Plan:
@@ -83,7 +84,7 @@ def move(tensor: Any, target: Spec, explicit: bool = True, reason: str = "redist
     return run_plan((reason, source, target), make, [tensor], explicit)[0]
 
 
-def _same_pieces(source: Spec, target: Spec) -> bool:
+def same_pieces(source: Spec, target: Spec) -> bool:
     """Whether two specs differ only along mesh axes of one device."""
     if source.mesh is not target.mesh:
         return False
@@ -98,6 +99,11 @@ def dense_stride(spec: Spec) -> tuple[int, ...]:
     for d in reversed(spec.order):
         stride[d], step = step, step * max(spec.shape[d], 1)
     return tuple(stride)
+
+
+def held_anew(tensor: Any) -> Any:
+    """Another wrapper over the same value, outside autograd."""
+    return wrap(type(tensor), tensor._spec, tensor._value)
 
 
 def alias(tensor: Any) -> Any:
@@ -162,7 +168,7 @@ def redistributed(tensor: Any, mesh: DeviceMesh | None, placements: Sequence[Pla
     target = source.replace(placements, mesh)
     if target is source:
         return tensor
-    if not _same_pieces(source, target):
+    if not same_pieces(source, target):
         target = Spec.make(target.mesh, target.placements, target.shape, target.dtype, dense_stride(source))
     else:
         # A view to autograd too, so that a write to either is seen by both.

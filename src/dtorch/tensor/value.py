@@ -3,12 +3,14 @@
 A view that stays where its base is aliases it on every worker, as in PyTorch. A view that had to communicate is a copy:
 its group carries a ``Link`` to the base. Reading through a link whose base has changed takes the copy anew; writing
 through it writes the base. So writes are never lost, whatever the placement.
+
+A group's memory may also be absent for a while: then whoever is about to use it has it brought back first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 
 class Group:
@@ -16,16 +18,23 @@ class Group:
 
     Attributes:
         version: counts writes to any of them.
-        link: how the group's memory derives from another group's, or None.
+        link: how the group's memory derives from another group's, or who brings it back, or None.
         root: handle of the value that the others are views of.
     """
 
-    __slots__ = ("link", "root", "version")
+    __slots__ = ("__weakref__", "link", "root", "version")
 
     def __init__(self, root: int) -> None:
         self.version = 0
         self.root = root
-        self.link: Link | None = None
+        self.link: Link | Absent | None = None
+
+
+class Absent(Protocol):
+    """Stands for memory that was given back."""
+
+    def bring(self) -> None:
+        """Have it there again, and no longer stand for it."""
 
 
 class Link:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core.errors import InternalError
-from ..core.program import Apply, Call, Collective, DefinePlan, Draw, Local, Step
+from ..core.program import Apply, Call, Collective, DefinePlan, Draw, Local, Step, Together
 from .operators import resolve, schema
 from .steps import (
     DeviceOf,
@@ -27,6 +27,7 @@ from .steps import (
     local_step,
     returns_tensors,
     tensors_of,
+    together_step,
 )
 from .store import Poison, Store
 from .template import Template, slots_of, varies
@@ -125,16 +126,22 @@ def _runner(plan: DefinePlan, step: Step, device_of: DeviceOf) -> Run:
         return local_step(plan, step, device_of)
     if isinstance(step, Apply):
         return apply_step(plan, step)
+    if isinstance(step, Together):
+        return together_step(plan, step)
     return collective_step(plan, step) if isinstance(step, Collective) else exchange_step(plan, step, device_of)
 
 
 def _reads(step: Step) -> list[int]:
     if isinstance(step, Apply):
         return [step.function, *step.inputs]
+    if isinstance(step, Together):
+        return [part.source for part in step.parts]
     return slots_of([step.args, step.kwargs]) if isinstance(step, Local) else [step.source]
 
 
 def _makes(step: Step) -> list[int]:
+    if isinstance(step, Together):
+        return [part.output for part in step.parts]
     return step.outputs if isinstance(step, Local | Apply) else [step.output]
 
 
@@ -158,6 +165,7 @@ def written_inputs(plan: DefinePlan) -> tuple[int, ...]:
     written: set[int] = set()
     for step in plan.steps:
         if not isinstance(step, Local):
+            written.update(slot for slot in _makes(step) if slot < plan.inputs)
             continue
         arguments = schema(resolve(step.operator)).arguments
         named = dict(zip([a.name for a in arguments], step.args, strict=False)) | step.kwargs

@@ -18,6 +18,7 @@ from ..core.program import (
     DefaultDtype,
     DefinePlan,
     Draw,
+    Drop,
     Failure,
     Fetch,
     Forget,
@@ -174,6 +175,9 @@ class Executor:
         if instruction.release:
             release_memory()
 
+    def _drop(self, instruction: Drop) -> None:
+        self.store.drop(instruction.handles)
+
     def _forget(self, instruction: Forget) -> None:
         for number in instruction.plans:
             self._plans.pop(number, None)
@@ -272,6 +276,7 @@ _HANDLERS: dict[type, Callable[[Executor, Any], Any]] = {
     PutFunction: Executor._put_function,
     Fetch: Executor._fetch,
     Free: Executor._free,
+    Drop: Executor._drop,
     Forget: Executor._forget,
     DefaultDtype: Executor._set_default_dtype,
     Barrier: Executor._barrier,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..communication import local as comm
 from ..core.mesh import coordinates
-from ..core.program import Apply, Collective, DefinePlan, Exchange, Local, MeshInfo
+from ..core.program import Apply, Collective, DefinePlan, Exchange, Local, MeshInfo, Together
 from .devices import default_generator
 from .operators import resolve, schema
 from .store import Pieces
@@ -174,7 +174,7 @@ def collective_step(plan: DefinePlan, step: Collective) -> Run:
     def run(slots: Slots, scalars: list[Any]) -> None:
         pieces, results = slots[step.source], []
         try:
-            for piece in made(step, pieces, lines, cuts):
+            for piece in _refilled(step, pieces, lines, slots[step.output]) if step.refill else made(step, pieces, lines, cuts):
                 results.append(piece)
         except Exception as error:
             c = len(results)
@@ -185,10 +185,27 @@ def collective_step(plan: DefinePlan, step: Collective) -> Run:
     return run
 
 
+def together_step(plan: DefinePlan, step: Together) -> Run:
+    """Several collectives, one after the other: in one process nothing is saved by sending them as one."""
+    runs = [collective_step(plan, part) for part in step.parts]
+
+    def run(slots: Slots, scalars: list[Any]) -> None:
+        for part in runs:
+            part(slots, scalars)
+
+    return run
+
+
 def _one_by_one(step: Collective, pieces: Pieces, lines: list[list[int]], cuts: list[Cut]) -> Iterator[Tensor]:
     make = _MAKERS[step.kind]
     for line, cut in zip(lines, cuts, strict=True):
         yield make(step, [pieces[i] for i in line], *cut)
+
+
+def _refilled(step: Collective, pieces: Pieces, lines: list[list[int]], held: Pieces) -> Iterator[Tensor]:
+    """``all_gather`` into memory that is there."""
+    for line, into in zip(lines, held, strict=True):
+        yield comm.all_gather([pieces[i] for i in line], step.dim, step.order, into)
 
 
 def _joined_once(step: Collective, pieces: Pieces, lines: list[list[int]], cuts: list[Cut]) -> Iterator[Tensor]:

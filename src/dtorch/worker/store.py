@@ -41,6 +41,13 @@ class Store(dict[int, "Pieces | Poison"]):
                 self[other] = poison
         self[handle] = poison
 
+    def drop(self, handles: Iterable[int]) -> None:
+        """Give back the memory of values, which stay; poison has none."""
+        for handle in handles:
+            value = self[handle]
+            for piece in () if isinstance(value, Poison) else value:
+                piece.untyped_storage().resize_(0)
+
     def free(self, handles: Iterable[int]) -> None:
         """Forget values; handles that hold nothing are passed over."""
         for handle in handles:
@@ -48,4 +55,5 @@ class Store(dict[int, "Pieces | Poison"]):
 
 
 def _memory(piece: Any) -> int:
-    return piece.untyped_storage().data_ptr() if isinstance(piece, Tensor) else 0
+    # The object that stands for the memory, for memory that was dropped has no address.
+    return piece.untyped_storage()._cdata if isinstance(piece, Tensor) else 0
