@@ -330,6 +330,9 @@ class _Planning:
         if getattr(sharding, "instead", None) is not None:
             func, extra = sharding.instead
             args, kwargs = (*ins, *extra), {}
+        if func in _VIEWS and ins[0].slot != self.values[0].slot:
+            # What moved is dense. Overlapping memory, as unfold gives, may have been viewed where that has to be copied.
+            func = torch.ops.aten.reshape.default
         results = self.builder.local(func, args, kwargs, _with_gaps(func, self.tree, outs), self.mesh)
         for out, i in enumerate(self.returned):
             results[out] = self.values[i] if self.values[i].spec is outs[out] else Value(self.values[i].slot, outs[out])
@@ -389,6 +392,9 @@ class _Planning:
         outs = [Spec.make(self.mesh, (REPLICATE,) * self.mesh.ndim, m.shape, m.dtype, m.stride) for m in self.call.outs]
         fresh = self.builder.local(self.call.func, args, kwargs, _with_gaps(self.call.func, self.tree, outs), self.mesh)
         return [whole[i] for i in self.written], fresh
+
+
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 def _local_shape(spec: Spec) -> Varying:

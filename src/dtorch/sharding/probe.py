@@ -71,9 +71,12 @@ def check_overlap(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
     schema = schema_of(func)
     if schema.name in ALIKE or not (torch.Tag.pointwise in func.tags or schema.name == "aten::copy_"):
         return
+    if schema.name == "aten::copy_" and args[0] is args[1]:
+        # Which may be the tensor itself, and that is no write.
+        return
     given = dict(zip([a.name for a in schema.arguments], args, strict=False)) | kwargs
     for spec in leaves([given.get(name) for name in written_args(func)], Spec):
-        if any(step == 0 and n > 1 for step, n in zip(spec.stride, spec.shape, strict=True)):
+        if spec.shape.numel() and any(step == 0 and n > 1 for step, n in zip(spec.stride, spec.shape, strict=True)):
             raise RuntimeError(
                 "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
                 "Please clone() the tensor before performing the operation."

@@ -81,12 +81,12 @@ def _cannot_be_carried_back(link: Link) -> UsageError:
 
 
 def resized_within(tensor: Any, size: Sequence[int]) -> bool:
-    """Give a tensor another shape in the memory that it shares with live tensors; False where it shares none.
+    """Give a tensor another shape in the memory that it shares with live tensors; False where it shares no element.
 
     Raises:
         UsageError: it shares memory, and that is too small, or not in the order of its elements.
     """
-    if _alone(tensor):
+    if _alone(tensor) or not tensor.numel():
         return False
     count = math.prod(size)
     if count > tensor.numel() or not tensor.is_contiguous():

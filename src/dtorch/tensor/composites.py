@@ -43,6 +43,24 @@ def split_at(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return overload(given["self"], where, given.get("dim", 0))
 
 
+def filled_diagonal(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``fill_diagonal_``: PyTorch reckons with the tensor's place in memory, which a view here does not know."""
+    given = dict(zip(("self", "fill_value", "wrap"), args, strict=False)) | kwargs
+    tensor, value = given["self"], given["fill_value"]
+    if tensor.ndim < 2:
+        raise RuntimeError("dimensions must larger than 1")
+    if tensor.ndim > 2 and len(set(tensor.shape)) > 1:
+        raise RuntimeError("all dimensions of input must be of equal length")
+    height, width = tensor.shape[:2]
+    starts = range(0, height, width + 1) if given.get("wrap") and tensor.ndim == 2 else (0,)
+    for start in starts:
+        line = tensor[start:] if start else tensor
+        while line.ndim > 1:
+            line = line.diagonal(0, 0, line.ndim - 1)
+        line.fill_(value)
+    return tensor
+
+
 def refused(cls: type, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     """What would make a sparse tensor."""
     raise not_dense(operator_name(func))
@@ -105,6 +123,7 @@ tensors, so here.
 """
 
 OTHERS: dict[str, Kernel] = {
+    "fill_diagonal_": filled_diagonal,
     "tensor_split.tensor_indices_or_sections": split_at,
     "sparse_coo_tensor.indices": refused,
     "sparse_coo_tensor.indices_size": refused,

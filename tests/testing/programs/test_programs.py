@@ -29,6 +29,32 @@ def test_the_fixed_part_agrees() -> None:
 
 
 KEPT = {
+    "an expanded tensor of nothing is written": """
+        a = given((1, 0), torch.float32, 74, [Replicate()])
+        b = a.expand([2, -1])
+        b.neg_()""",
+    "an expanded tensor is copied to itself": """
+        a = given((4,), torch.float32, 74, [Shard(0)])
+        b = a.expand([3, -1])
+        b.copy_(b)""",
+    "the diagonal of a view is filled": """
+        a = given((8,), torch.float32, 40, [Shard(0)])
+        b = a.unfold(0, 6, 3)
+        b.fill_diagonal_(0)
+        c = given((5, 4), torch.float32, 26, [Shard(1)])
+        d = c[1:].mT
+        d.fill_diagonal_(1)""",
+    "overlapping memory moves, and is viewed": """
+        a = given((4, 2), torch.float32, 79, [Shard(1)])
+        b = a.unfold(0, 2, 1)
+        c = given((2,), torch.float32, 2, [Replicate()])
+        d = torch.matmul(b, c)""",
+    "an empty tensor that autograd keeps grows": """
+        a = given((2, 6), torch.float32, 9, [Shard(1)], grad=True)
+        b = given((0,), torch.float32, 68, [Replicate()])
+        c = torch.einsum('ij,k->kij', a, b)
+        d = given((2, 6), torch.float32, 9, [Replicate()])
+        torch.eq(d, -3, out=b)""",
     "a base of an expanded copy is written": """
         a = given((1, 7), torch.bfloat16, 84, [Shard(0)])
         b = a.expand([3, 3, -1])

@@ -60,12 +60,16 @@ def _shake_changed(side: Plain, before: Mapping[str, int], fresh: Sequence[str],
 
 
 def _shake(tensor: torch.Tensor, seed: int) -> None:
-    """Change every inexact number by a unit in the last place, or leave it."""
+    """Change every inexact number by a rounding of the largest one, or leave it, and zeros in their sign.
+
+    A sum rounds by its largest term, and the sign of a zero depends on the way that a product is computed.
+    """
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return
     value = tensor.detach()
     signs = torch.randint(-1, 2, value.shape, generator=torch.Generator().manual_seed(seed))
-    moved = value * (1 + torch.finfo(value.dtype).eps * signs).to(value.dtype)
+    moved = value + (_largest(value) * torch.finfo(value.dtype).eps * signs).to(value.dtype)
+    value = torch.where(value == 0, value * (signs * 2 + 1), value)
     exact = (
         _exact(torch.view_as_real(value.resolve_conj()), value.dtype).all(-1)
         if value.is_complex()
@@ -77,6 +81,10 @@ def _shake(tensor: torch.Tensor, seed: int) -> None:
     except RuntimeError:
         # An expanded tensor can't be written; what it is a view of has been shaken.
         return
+
+
+def _largest(value: torch.Tensor) -> torch.Tensor:
+    return value.abs().nan_to_num(nan=0.0, posinf=0.0).max()
 
 
 def _exact(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

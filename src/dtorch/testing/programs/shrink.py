@@ -6,15 +6,22 @@ import re
 from collections.abc import Callable, Iterator
 
 from .program import Program, defined, used
-from .run import Failure, run
+from .run import ERROR, Failure, run
 
 BUDGET = 400
 """Programs run at most."""
+WORDS = 5
+"""Words of an error's text that tell one cause from another."""
 
 
 def shrunk(program: Program, failure: Failure) -> Program:
-    """The smallest program found that fails with the same kind."""
-    return reduced(program, lambda p: (f := run(p).failure) is not None and f.kind == failure.kind)
+    """The smallest program found that fails in the same way."""
+    return reduced(program, lambda p: (f := run(p).failure) is not None and _way(f) == _way(failure))
+
+
+def _way(failure: Failure) -> tuple[str, ...]:
+    """Kind of a failure, and the first words of an error."""
+    return failure.kind, *(re.sub(r"\d+", "", failure.text).split()[:WORDS] if failure.kind == ERROR else ())
 
 
 def reduced(program: Program, fails: Callable[[Program], bool]) -> Program:

@@ -39,6 +39,9 @@ def paired(draw: Draw) -> None:
     )
     u = draw.one(fits) if fits and draw.chance(0.6) else draw.given(draw.into(shape))
     draw.apart(t, u)
+    if draw.value(t).dtype == torch.bool and draw.value(u).requires_grad:
+        # PyTorch may or may not find that a bool has no gradient.
+        raise Declined
     name = draw.one(PAIRED)
     draw.emit(f"{t}.{name}({u})" if name != "maximum_" else f"torch.maximum({t}, {u}, out={t})", results=0)
 
@@ -137,7 +140,7 @@ def _call(draw: Draw, a: str) -> str:
         choices += [f"torch.{name}({a}, {d}" for name in ("sum", "sum", "prod", "amax", "amin", "any", "all", "cumsum", "argmax")]
         choices += [f"torch.cat([{a}, {a}], {d}", f"torch.stack([{a}, {a}], {d}", f"torch.cumprod({a}, {d}"]
     if draw.value(a).ndim == 2:
-        choices += [f"torch.tril({a}", f"torch.mm({a}, {a}.mT", f"torch.kron({a}, {a}"]
+        choices += [f"torch.tril({a}", f"torch.mm({a}, {a}.mT"]
     return draw.one(choices)
 
 
