@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import nn
 from ..core.mesh import DeviceMesh
 from ..core.placements import REPLICATE, Partial, Shard
 from ..tensor.tensor import Tensor
-from .axes import DATA, TENSOR, placements_on, size_of
+from .axes import BATCH_AXES, SEQUENCE_AXES, TENSOR, dividing, placements_on
 from .layout import Layout
 from .plan import Plan
 from .stages import own_tensors, prefixes
@@ -21,6 +20,8 @@ from .styles import STYLES
 LABEL_WORD = "label"
 """What the name of a keyword argument says that goes to the end of the model, where the loss is."""
 
+MASK_WORD = "mask"
+"""What the name of a keyword argument says that has a number for each key, so that its dim 1 is not the sequence's."""
 
 HANDLES = "_dtorch_hooks"
 """Where a module keeps the handles of its hooks, so that they are not hung twice."""
@@ -123,11 +124,12 @@ class Entrance:
 
 
 class RootEntrance:
-    """Forward pre-hook of the whole model: plain tensors are split over ``dp`` along the batch.
+    """Forward pre-hook of the whole model: plain tensors are split along the batch, and tokens along the sequence, too.
 
-    The batch is dim 0 of the first tensor given. Other tensors are split if their dim 0 is as long, else replicated.
-    Where there is no batch to split they stay plain, which every operator takes as replicated. Global tensors come onto
-    the mesh of the first stage, labels onto that of the last.
+    The batch is dim 0 of the first tensor given, the sequence dim 1 of the first that looks like tokens. Other tensors are
+    split where they are as long, else replicated; a mask keeps its second dim whole, for it speaks of keys. Where nothing
+    is to be split they stay plain, which every operator takes as replicated. Global tensors come onto the mesh of the first
+    stage, labels onto that of the last.
     """
 
     def __init__(self, first: DeviceMesh, last: DeviceMesh, moves: Moves) -> None:
@@ -135,21 +137,35 @@ class RootEntrance:
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         self.moves.enter()
-        devices = size_of(self.first, DATA)
-        batch = next((t.shape[0] for t in _tensors((args, kwargs)) if t.ndim), 0)
-        split = batch if devices > 1 and batch >= devices else None
-        here, there = (partial(self._place, split, mesh) for mesh in (self.first, self.last))
-        named = {k: _replaced(v, there if LABEL_WORD in k else here) for k, v in kwargs.items()}
-        return _replaced(args, here), named
+        given = list(_tensors((args, kwargs)))
+        batch = next((t.shape[0] for t in given if t.ndim), 0)
+        length = next((t.shape[1] for t in given if _is_tokens(t)), 0)
+        rows = dict.fromkeys(dividing(self.first, BATCH_AXES, batch), Shard(0))
+        columns = dict.fromkeys(dividing(self.first, SEQUENCE_AXES, length), Shard(1))
 
-    def _place(self, batch: int | None, mesh: DeviceMesh, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, Tensor):
-            return self.moves.bring(tensor, mesh)
-        # A tensor that wants its gradient stays what it is, or the gradient would end up on a copy.
-        if batch is None or tensor.ndim == 0 or tensor.requires_grad:
-            return tensor
-        by_axis = {DATA: Shard(0)} if tensor.shape[0] == batch else {}
-        return Tensor(tensor, device_mesh=mesh, placements=placements_on(mesh, by_axis))
+        def placed(name: str, value: Any) -> Any:
+            mesh = self.last if LABEL_WORD in name else self.first
+            along = {} if MASK_WORD in name else columns
+
+            def place(tensor: torch.Tensor) -> torch.Tensor:
+                if isinstance(tensor, Tensor):
+                    return self.moves.bring(tensor, mesh)
+                # A tensor that wants its gradient stays what it is, or the gradient would end up on a copy.
+                if not (rows or columns) or tensor.ndim == 0 or tensor.requires_grad:
+                    return tensor
+                by_axis = {**(rows if tensor.shape[0] == batch else {})}
+                by_axis |= along if _is_tokens(tensor) and tensor.shape[1] == length else {}
+                return Tensor(tensor, device_mesh=mesh, placements=placements_on(mesh, by_axis))
+
+            return _replaced(value, place)
+
+        return placed("", args), {name: placed(name, value) for name, value in kwargs.items()}
+
+
+def _is_tokens(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has the form of token ids (batch, sequence) or of embeddings (batch, sequence, features)."""
+    floating = tensor.is_floating_point()
+    return (tensor.ndim == 2 and not floating and tensor.dtype != torch.bool) or (tensor.ndim == 3 and floating)
 
 
 class RootExit:
