@@ -17,27 +17,29 @@ from .axes import PIPELINE, check_axes, size_of
 from .decide import decide, join
 from .hooks import install, settle_gradient
 from .layout import ATTRIBUTE, Layout
-from .plan import PlanArgument, read_plan
+from .sources import PlanArgument, read_plan
 from .stages import assign_stages
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None) -> AnyModule:
+def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None, sp: bool = False) -> AnyModule:
     """Distribute a module's parameters and buffers over a mesh, in place.
 
     Afterwards the module is called as before, with plain tensors or global ones; its outputs are global tensors. An
-    axis ``dp`` splits the batch, ``tp`` splits weights, ``pp`` splits layers into stages, each on a mesh of its own.
+    axis ``dp`` splits the batch, ``tp`` splits weights, ``pp`` splits layers into stages, each on a mesh of its own, and
+    ``ulysses_cp`` and ``ring_cp`` split the sequence.
     Attention heads are never cut: where their number does not divide, some devices have more. Tied weights stay one
     parameter. ``describe(module)`` tells what was done.
 
     Args:
         module: a decoder-only Hugging Face model or any ``torch.nn.Module``.
-        mesh: a mesh whose axes are named ``dp``, ``tp``, ``pp``, or any of these; or a single device.
-        plan: names to placements. A key is a pattern (``*`` stands for anything) of names of parameters or modules; a
-            value is a tensor-parallel style such as ``"colwise"`` or ``"rowwise"``, a dict from axis name to placement,
-            or a list of placements, one per axis other than ``pp``. What it does not name is replicated. When omitted,
-            the plan that a Hugging Face model carries is used.
+        mesh: a mesh whose axes are named as above, any of them, in any order; or a single device.
+        plan: a ``Plan``, or a dict from patterns of names (``*`` stands for anything) of parameters or modules to choices. A
+            choice is a tensor-parallel style such as ``"colwise"``, a dict from axis name to placement, a list of placements,
+            one per axis other than ``pp``, or a dict of ``"weights"``, ``"inputs"`` and ``"outputs"``. What it does not name
+            is replicated. When omitted, ``plan_of(module)``; to change parts of that, ``plan_of(module).override(...)``.
+        sp: split norms and residuals between tensor-parallel regions along the sequence.
 
     Returns:
         The module itself.
@@ -48,7 +50,7 @@ def parallelize(module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None) 
     """
     check_axes(mesh)
     _check_loaded(module)
-    rows = read_plan(module, mesh, plan)
+    rows = read_plan(module, mesh, plan, sp)
     layout = decide(module, mesh, assign_stages(module, size_of(mesh, PIPELINE)), rows)
     _place(module, layout)
     install(module, layout, rows)

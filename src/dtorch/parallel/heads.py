@@ -101,4 +101,4 @@ def _number(holder: Any, names: tuple[str, ...]) -> int | None:
 
 QUERY_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 KEY_VALUE_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
-KEY_VALUE_NAMES = frozenset(("k_proj", "v_proj", "key", "value", "k_lin", "v_lin", "wk", "wv", "k_norm", "v_norm"))
+KEY_VALUE_NAMES = frozenset(("k", "v", "k_proj", "v_proj", "key", "value", "k_lin", "v_lin", "wk", "wv", "k_norm", "v_norm"))

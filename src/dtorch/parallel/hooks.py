@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from ..core.mesh import DeviceMesh
-from ..core.placements import REPLICATE, Partial, Shard
+from ..core.placements import REPLICATE, Partial, Placement, Placements, Shard
 from ..tensor.tensor import Tensor
 from .axes import BATCH_AXES, SEQUENCE_AXES, TENSOR, dividing, placements_on
 from .layout import Layout
@@ -40,11 +41,20 @@ def install(module: nn.Module, layout: Layout, plan: Plan) -> None:
     for name in entrances(layout, modules):
         handles.append(modules[name].register_forward_pre_hook(Entrance(layout.mesh_of(name), moves), with_kwargs=True))
     for name, part in modules.items():
-        choice = plan.choice(name, "weight")
-        hook = OUTPUTS.get(STYLES[choice].output) if isinstance(choice, str) else None
+        if inputs := plan.inputs(name):
+            handles.append(part.register_forward_pre_hook(Inputs(inputs, moves), with_kwargs=True))
+        hook = _output_hook(plan, name)
         if hook is not None:
             handles.append(part.register_forward_hook(hook))
     setattr(module, HANDLES, handles)
+
+
+def _output_hook(plan: Plan, name: str) -> Callable[[nn.Module, tuple, Any], Any] | None:
+    """What places a module's output: the plan's own word, else its style's."""
+    if outputs := plan.outputs(name):
+        return Outputs(outputs)
+    choice = plan.choice(name, "weight")
+    return OUTPUTS.get(STYLES[choice].output) if isinstance(choice, str) else None
 
 
 def entrances(layout: Layout, modules: Mapping[str, nn.Module]) -> list[str]:
@@ -77,6 +87,7 @@ class Moves:
     def __init__(self) -> None:
         self.depth = 0
         self.made: dict[tuple, tuple[Tensor, Tensor]] = {}
+        self.laid: tuple[tuple, Tensor, Tensor] | None = None
 
     def enter(self) -> None:
         """A forward pass begins."""
@@ -87,6 +98,7 @@ class Moves:
         self.depth -= 1
         if self.depth == 0:
             self.made.clear()
+            self.laid = None
 
     def bring(self, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
         """The tensor on a mesh; partial sums are added up on the way."""
@@ -99,6 +111,17 @@ class Moves:
         if key not in self.made:
             self.made[key] = tensor, _moved(tensor, mesh)
         return self.made[key][1]
+
+    def lay(self, tensor: Tensor, placements: Placements) -> Tensor:
+        """The tensor under other placements. The last one made is kept: modules side by side take the same input."""
+        if tensor.placements == placements:
+            return tensor
+        if self.depth == 0 or tensor.is_inference():
+            return tensor.redistribute(placements=placements)
+        key = (id(tensor), tensor._version, placements, torch.is_grad_enabled())
+        if self.laid is None or self.laid[0] != key:
+            self.laid = key, tensor, tensor.redistribute(placements=placements)
+        return self.laid[2]
 
     def __deepcopy__(self, memo: dict) -> Moves:
         return memo.setdefault(id(self), Moves())
@@ -121,6 +144,43 @@ class Entrance:
 
     def _here(self, value: torch.Tensor) -> torch.Tensor:
         return self.moves.bring(value, self.mesh) if isinstance(value, Tensor) else value
+
+
+class Inputs:
+    """Forward pre-hook of a module whose plan says how the first tensor given to it lies."""
+
+    def __init__(self, by_axis: Mapping[str, Placement], moves: Moves) -> None:
+        self.by_axis, self.moves = by_axis, moves
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        return _first_replaced((args, kwargs), lambda t: self.moves.lay(t, _wanted(t, self.by_axis)))
+
+
+class Outputs:
+    """Forward hook of a module whose plan says how the first tensor that it returns lies."""
+
+    def __init__(self, by_axis: Mapping[str, Placement]) -> None:
+        self.by_axis = by_axis
+
+    def __call__(self, module: nn.Module, args: tuple, output: Any) -> Any:
+        return _first_replaced(output, lambda t: t.redistribute(placements=_wanted(t, self.by_axis)))
+
+
+def _wanted(tensor: Tensor, by_axis: Mapping[str, Placement]) -> Placements:
+    """A tensor's placements with those of some axes replaced; a dim too short to give each device a part is not split."""
+    mesh = tensor.device_mesh
+    out = list(tensor.placements)
+    for name in mesh.axis_names():
+        if name in by_axis:
+            out[mesh.axis(name)] = by_axis[name]
+    for axis, name in enumerate(mesh.axis_names()):
+        p = out[axis]
+        if name in by_axis and isinstance(p, Shard):
+            dim = p.dim % max(tensor.ndim, 1)
+            pieces = math.prod(n for n, q in zip(mesh.shape, out, strict=True) if isinstance(q, Shard) and q.dim == dim)
+            if p.dim >= tensor.ndim or tensor.shape[dim] < pieces:
+                out[axis] = REPLICATE
+    return tuple(out)
 
 
 class RootEntrance:
@@ -214,6 +274,12 @@ def _replaced(tree: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         named = {k: _replaced(v, fn) for k, v in tree.items()}
         return tree if all(named[k] is v for k, v in tree.items()) else named
     return tree
+
+
+def _first_replaced(tree: Any, fn: Callable[[Tensor], torch.Tensor]) -> Any:
+    """A nested value with ``fn`` applied to its first tensor, where that is a global one."""
+    rest = iter([lambda t: fn(t) if isinstance(t, Tensor) else t])
+    return _replaced(tree, lambda t: next(rest, lambda same: same)(t))
 
 
 def _tensors(tree: Any) -> Iterable[torch.Tensor]:
