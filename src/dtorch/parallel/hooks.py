@@ -11,6 +11,7 @@ from torch import nn
 
 from ..core.mesh import DeviceMesh
 from ..core.placements import REPLICATE, Partial, Placement, Placements, Shard
+from ..core.spec import fitting_placements
 from ..tensor.tensor import Tensor
 from .axes import BATCH_AXES, SEQUENCE_AXES, TENSOR, dividing, placements_on
 from .layout import Layout
@@ -180,7 +181,7 @@ def _wanted(tensor: Tensor, by_axis: Mapping[str, Placement]) -> Placements:
             pieces = math.prod(n for n, q in zip(mesh.shape, out, strict=True) if isinstance(q, Shard) and q.dim == dim)
             if p.dim >= tensor.ndim or tensor.shape[dim] < pieces:
                 out[axis] = REPLICATE
-    return tuple(out)
+    return fitting_placements(mesh, out, tensor.shape)
 
 
 class RootEntrance:
