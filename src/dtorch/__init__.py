@@ -14,7 +14,7 @@ from .core.errors import (
 )
 from .core.mesh import DeviceMesh, init_device_mesh
 from .core.placements import Partial, Placement, Replicate, Shard
-from .parallel import nn, parallelize
+from .parallel import describe, nn, parallelize
 from .session import init, session, shutdown
 from .tensor.creation import (
     arange,
@@ -67,6 +67,7 @@ __all__ = [
     "WorkerLost",
     "arange",
     "communication",
+    "describe",
     "empty",
     "empty_like",
     "explain",

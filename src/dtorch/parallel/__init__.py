@@ -2,8 +2,9 @@
 
 from . import nn
 from .apply import parallelize
-from .layout import Layout, describe
+from .description import Description, describe
+from .layout import Layout
 from .plan import Plan, Row
 from .sources import plan_of
 
-__all__ = ["Layout", "Plan", "Row", "describe", "nn", "parallelize", "plan_of"]
+__all__ = ["Description", "Layout", "Plan", "Row", "describe", "nn", "parallelize", "plan_of"]
