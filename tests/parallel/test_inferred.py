@@ -48,6 +48,15 @@ def test_chains_and_encoders_of_torch() -> None:
     assert inferred_styles(nn.ModuleList([nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 4)])) == {"0": "colwise", "2": "rowwise"}
 
 
+@pytest.mark.parametrize("order", ["qkv", "kvq"])
+def test_attention_and_perceptron_in_one_module(order: str) -> None:
+    outs = {"q": 4, "k": 2, "v": 2} if order == "qkv" else {"k": 4, "v": 4, "q": 4}
+    block = nn.ModuleDict({n: nn.Linear(4, n_out) for n, n_out in outs.items()})
+    block.update({"out": nn.Linear(4, 4), "gate": nn.Linear(4, 6), "up": nn.Linear(4, 6), "down": nn.Linear(6, 4)})
+    ends = {"out": "rowwise", "down": "rowwise"}
+    assert inferred_styles(block) == {**dict.fromkeys((*outs, "gate", "up"), "colwise"), **ends}
+
+
 def test_what_feeds_nothing_stays_whole() -> None:
     assert inferred_styles(nn.ModuleDict({"a": nn.Linear(4, 6), "b": nn.Linear(5, 4)})) == {}
     assert inferred_styles(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Embedding(9, 4))) == {}

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from dtorch import Replicate, Shard, explain, init_device_mesh
 from dtorch.core.spec import Spec
 from dtorch.sharding.planner import plan_call
-from tests.sharding.harness import not_replicated, place, same, values
+from tests.sharding.harness import not_replicated, place, run, same, values
 
 _aten = torch.ops.aten
 
@@ -67,6 +67,27 @@ def test_two_axes_cut_the_heads(sizes):
     whole = [Replicate(), Replicate()]
     _, _, report = compare((2, 2), [[Shard(1, sizes[0]), Shard(1, sizes[1])], whole, whole], inputs((9, 3)))
     assert not report.events
+
+
+@pytest.mark.parametrize(("heads", "cut"), CASES)
+def test_heads_side_by_side_in_memory(heads, cut):
+    """As models have them: (batch, positions, features) is viewed as heads, and viewed back."""
+    query, groups = heads
+
+    def fn(x, *keys):
+        q = x.view(2, 5, query, 4).transpose(1, 2)
+        k, v = (t.view(2, 6, groups, 4).transpose(1, 2) for t in keys)
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).reshape(2, 5, query * 4)
+
+    plain = [values(2, 5, query * 4), values(2, 6, groups * 4, seed=1), values(2, 6, groups * 4, seed=2)]
+    mesh = init_device_mesh("cpu", (len(cut),))
+    split = Shard(2, tuple(4 * n for n in cut))
+    placed = [place(t, mesh, [p]) for t, p in zip(plain, (split, Replicate(), Replicate()), strict=True)]
+    with explain() as report:
+        actual = not_replicated(lambda: run(fn, placed, True))
+    # The loss of the test is a sum over all pieces.
+    assert {event.comm.operator for event in report.events} <= {"aten::add.Tensor"}
+    same(actual, run(fn, plain, True), "here")
 
 
 def test_keys_that_are_split_too():

@@ -55,16 +55,22 @@ def _walk(name: str, module: nn.Module, styles: dict[str, str]) -> list[_Linear]
             found.clear()
     order = [one for group in found for one in group]
     waiting: list[_Linear] = []
-    for one in order:
-        waiting = _met(one, waiting, chain or one is order[-1], styles)
+    for place, one in enumerate(order, 1):
+        waiting = _met(one, waiting, chain or _nothing_joins(waiting, order[place:]), styles)
     return waiting
+
+
+def _nothing_joins(waiting: Sequence[_Linear], later: Sequence[_Linear]) -> bool:
+    """Whether no more layers will take the input that those waiting take: none follow, or query, key and value are there."""
+    kinds = {one.key_value for one in waiting}
+    return not later or (kinds == {True, False} and not any(one.key_value for one in later))
 
 
 def _met(one: _Linear, waiting: list[_Linear], last: bool, styles: dict[str, str]) -> list[_Linear]:
     """Those that wait for a partner after another layer has come: it ends the wait, or joins, or begins another.
 
     Args:
-        last: what settles square layers, which could end as well as join: none follows, or they stand in a chain.
+        last: what settles square layers, which could end as well as join: no more will join, or they stand in a chain.
     """
     feeding = [w for w in waiting if w.outs == one.ins]
     beside = [w for w in waiting if w.key_value and any(w.ins == f.ins for f in feeding)]

@@ -178,20 +178,35 @@ class _Cut:
     def given_back(self, builder: Builder, grad: Value, whole: Spec) -> Value:
         """A gradient of the heads that were taken as one of all heads: partial, zeros for those that were not."""
 
-        def padded(value: Value, before: Count, after: Count, spec: Spec) -> Value:
-            pads = Varying(lambda c: [0, 0, 0, 0, before(c), after(c)])
-            return builder.local(_aten.constant_pad_nd.default, [value, pads], {}, [spec])[0]
-
         kept: Count = self.own if self.ragged else lambda c: self.count(c) if self.own(c) else 0
         if self.gaps:
             args = [grad, HEADS, 0, Varying(kept)]
             grad = builder.local(_aten.slice.Tensor, args, {}, [self.placed(grad.spec, HEADS, kept)])[0]
         if self.ragged:
             wide = self.placed(grad.spec, HEADS, lambda c: self.count(c) * self.shared)
-            grad = padded(grad, self.before, lambda c: self.count(c) * self.shared - self.before(c) - self.own(c), wide)
+            grad = _padded(builder, grad, self.before, lambda c: self.count(c) * self.shared - self.before(c) - self.own(c), wide)
             kept = self.count
             grouped = self.placed(grad.spec, HEADS, kept)
             apart = Spec.make(wide.mesh, grouped.placements, [*grouped.shape[:2], self.shared, *grouped.shape[2:]], grouped.dtype)
             grad = builder.local(_aten.unflatten.int, [grad, HEADS, [-1, self.shared]], {}, [apart])[0]
             grad = builder.local(_aten.sum.dim_IntList, [grad, [HEADS + 1]], {}, [grouped])[0]
-        return padded(grad, self.begin, lambda c: self.groups - self.begin(c) - kept(c), whole)
+        return _padded(builder, grad, self.begin, lambda c: self.groups - self.begin(c) - kept(c), whole)
+
+
+def _padded(builder: Builder, value: Value, before: Count, after: Count, spec: Spec) -> Value:
+    """A tensor with heads of zeros added on both sides, its dims in memory in the order that its new spec promises."""
+    order = spec.order
+    turn = order != tuple(range(len(order)))
+    if turn:
+        value = builder.local(_aten.permute.default, [value, list(order)], {}, [_turned(value.spec, order)])[0]
+    tail = [0, 0] * (len(order) - 1 - order.index(HEADS))
+    pads = Varying(lambda c: [*tail, before(c), after(c)])
+    value = builder.local(_aten.constant_pad_nd.default, [value, pads], {}, [_turned(spec, order)])[0]
+    back = [order.index(d) for d in range(len(order))]
+    return builder.local(_aten.permute.default, [value, back], {}, [spec])[0] if turn else Value(value.slot, spec)
+
+
+def _turned(spec: Spec, order: Sequence[int]) -> Spec:
+    """The spec of a tensor with its dims in another order."""
+    placements = [Shard(order.index(p.dim), p.sizes) if isinstance(p, Shard) else p for p in spec.placements]
+    return Spec.make(spec.mesh, placements, [spec.shape[d] for d in order], spec.dtype)
