@@ -202,6 +202,8 @@ def _padded(builder: Builder, value: Value, before: Count, after: Count, spec: S
     tail = [0, 0] * (len(order) - 1 - order.index(HEADS))
     pads = Varying(lambda c: [*tail, before(c), after(c)])
     value = builder.local(_aten.constant_pad_nd.default, [value, pads], {}, [_turned(spec, order)])[0]
+    # Where a device adds nothing, padding keeps whatever order there was.
+    value = builder.local(_aten.contiguous.default, [value], {}, [value.spec])[0]
     back = [order.index(d) for d in range(len(order))]
     return builder.local(_aten.permute.default, [value, back], {}, [spec])[0] if turn else Value(value.slot, spec)
 
