@@ -14,7 +14,7 @@ from .core.errors import (
 )
 from .core.mesh import DeviceMesh, init_device_mesh
 from .core.placements import Partial, Placement, Replicate, Shard
-from .parallel import load_pretrained, nn, parallelize, save_pretrained
+from .parallel import describe, load_pretrained, nn, parallelize, save_pretrained
 from .parallel.pipeline import pipeline
 from .session import init, session, shutdown
 from .tensor.creation import (
@@ -68,6 +68,7 @@ __all__ = [
     "WorkerLost",
     "arange",
     "communication",
+    "describe",
     "empty",
     "empty_like",
     "explain",

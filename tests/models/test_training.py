@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtorch import DeviceMesh
+from dtorch import DeviceMesh, init_device_mesh
 from tests.models.zoo import (
     ANY_RULE,
     MESHES,
@@ -107,3 +107,12 @@ def test_dropout_is_the_same_under_the_same_seed() -> None:
     expected = train(model)
     torch.manual_seed(3)
     torch.testing.assert_close(train(distributed), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [3, 4])
+@pytest.mark.parametrize("heads", [(8, 2), (3, 1), (2, 2)])
+def test_fewer_heads_than_devices(heads: tuple[int, int], devices: int) -> None:
+    query, key_value = heads
+    model = llama(hidden_size=4 * query, num_attention_heads=query, num_key_value_heads=key_value).train()
+    distributed = on_mesh(model, init_device_mesh("cpu", devices, mesh_dim_names=("tp",)))
+    torch.testing.assert_close(train(distributed), train(model), rtol=1e-5, atol=1e-6)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from dtorch import UsageError
+import dtorch
+from dtorch import UsageError, init_device_mesh
 from dtorch.parallel.stages import assign_stages, find_layers
 from tests.models.zoo import bert, gpt2, llama, tied_llama
 
@@ -53,3 +54,13 @@ def test_more_stages_than_layers_are_refused() -> None:
 
 def test_one_stage_needs_no_layers() -> None:
     assert set(assign_stages(nn.Linear(2, 2), 1).of.values()) == {0}
+
+
+def test_too_many_stages_are_refused_before_anything_is_moved() -> None:
+    model, mesh = llama(), init_device_mesh("cpu", (2, 3), mesh_dim_names=("tp", "pp"))
+    before, client = dict(model.named_parameters()), dtorch.session()
+    counts = client.calls, client.planned
+    with pytest.raises(UsageError, match=r"(?s)3 pipeline stages for 2 layers.*make pp at most 2"):
+        dtorch.parallelize(model, mesh)
+    assert all(before[name] is p for name, p in model.named_parameters())
+    assert (client.calls, client.planned) == counts

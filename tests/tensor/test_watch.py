@@ -160,3 +160,12 @@ def test_the_ways_beside_a_rule_are_told(program: Callable[[torch.Tensor], torch
     with explain() as report:
         program(x)
     assert {way for _, way in report.ways} == ways
+
+
+def test_reports_in_one_another_each_see_all() -> None:
+    x = dtorch.ones(4, device_mesh=dtorch.init_device_mesh("cpu", 2), placements=[dtorch.Shard(0)])
+    with dtorch.explain() as outer:
+        with dtorch.explain() as inner:
+            x.cumsum(0).to_torch()
+        x.to_torch()
+    assert len(outer.events) == len(inner.events) + 1

@@ -4,11 +4,25 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import nn
 from .apply import parallelize
-from .layout import Layout, describe
+from .description import Description, describe
+from .layout import Layout
+from .plan import Plan, Row
+from .sources import plan_of
 from .states import settle_state
 from .weights import load_pretrained, save_pretrained
 
-__all__ = ["Layout", "describe", "load_pretrained", "nn", "parallelize", "save_pretrained"]
+__all__ = [
+    "Description",
+    "Layout",
+    "Plan",
+    "Row",
+    "describe",
+    "load_pretrained",
+    "nn",
+    "parallelize",
+    "plan_of",
+    "save_pretrained",
+]
 
 # Loading an optimizer's state cannot be seen otherwise: it is a method of classes that are not ours.
 register_optimizer_step_pre_hook(settle_state)

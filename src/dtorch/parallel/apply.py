@@ -22,7 +22,8 @@ from .decide import decide, join
 from .fsdp import LEVELS, check_zero
 from .hooks import install, settle_gradient
 from .layout import ATTRIBUTE, Layout
-from .plan import Plan, PlanArgument, read_plan
+from .plan import Plan
+from .sources import PlanArgument, read_plan
 from .stages import assign_stages
 
 Settle = Callable[[torch.Tensor], None]
@@ -32,23 +33,30 @@ Make = Callable[[str, torch.Tensor, Spec], Tensor]
 
 
 def parallelize(
-    module: AnyModule, mesh: DeviceMesh, plan: PlanArgument = None, *, zero: int = 3, virtual_stages: int = 1
+    module: AnyModule,
+    mesh: DeviceMesh,
+    plan: PlanArgument = None,
+    *,
+    sp: bool = False,
+    zero: int = 3,
+    virtual_stages: int = 1,
 ) -> AnyModule:
     """Distribute a module's parameters and buffers over a mesh, in place.
 
     Afterwards the module is called as before, with plain tensors or global ones; its outputs are global tensors. An
     axis ``dp`` splits the batch, ``fsdp`` the batch and every weight between its uses, ``tp`` splits weights, ``pp`` splits
-    layers into stages, each on a mesh of its own.
+    layers into stages, each on a mesh of its own, and ``ulysses_cp`` and ``ring_cp`` split the sequence.
     Attention heads are never cut: where their number does not divide, some devices have more. Tied weights stay one
     parameter. ``describe(module)`` tells what was done.
 
     Args:
         module: a decoder-only Hugging Face model or any ``torch.nn.Module``.
-        mesh: a mesh whose axes are named ``dp``, ``fsdp``, ``tp``, ``pp``, or any of these; or a single device.
-        plan: names to placements. A key is a pattern (``*`` stands for anything) of names of parameters or modules; a
-            value is a tensor-parallel style such as ``"colwise"`` or ``"rowwise"``, a dict from axis name to placement,
-            or a list of placements, one per axis other than ``pp``. What it does not name is replicated. When omitted,
-            the plan that a Hugging Face model carries is used.
+        mesh: a mesh whose axes are named as above, any of them, in any order; or a single device.
+        plan: a ``Plan``, or a dict from patterns of names (``*`` stands for anything) of parameters or modules to choices. A
+            choice is a tensor-parallel style such as ``"colwise"``, a dict from axis name to placement, a list of placements,
+            one per axis other than ``pp``, or a dict of ``"weights"``, ``"inputs"`` and ``"outputs"``. What it does not name
+            is replicated. When omitted, ``plan_of(module)``; to change parts of that, ``plan_of(module).override(...)``.
+        sp: split norms and residuals between tensor-parallel regions along the sequence.
         zero: what an axis ``fsdp`` splits: 3 weights, gradients and optimizer state, each layer's weights being gathered
             when it runs and let go of after; 2 keeps gathered weights until they change; 1 keeps gradients whole too.
         virtual_stages: stages on each device along ``pp``, for interleaved pipelines: stage ``k`` of ``pp * virtual_stages``
@@ -65,12 +73,12 @@ def parallelize(
     check_axes(mesh)
     check_zero(zero)
     _check_loaded(module)
-    settle(module, *lay_out(module, mesh, plan, zero, virtual_stages), lambda _, old, spec: _adopted(old, spec), zero)
+    settle(module, *lay_out(module, mesh, plan, sp, zero, virtual_stages), lambda _, old, spec: _adopted(old, spec), zero)
     return module
 
 
 def lay_out(
-    module: nn.Module, mesh: DeviceMesh, plan: PlanArgument, zero: int = 3, virtual_stages: int = 1
+    module: nn.Module, mesh: DeviceMesh, plan: PlanArgument, sp: bool = False, zero: int = 3, virtual_stages: int = 1
 ) -> tuple[Layout, Plan]:
     """What ``parallelize`` would do, and by which rows; the module is only looked at, and may be without data.
 
@@ -78,7 +86,7 @@ def lay_out(
         UsageError, PlacementError: see ``parallelize``.
     """
     check_axes(mesh)
-    rows = read_plan(module, mesh, plan)
+    rows = read_plan(module, mesh, plan, sp)
     layout = decide(module, mesh, assign_stages(module, size_of(mesh, PIPELINE), virtual_stages), rows)
     if size_of(mesh, SHARDED) > 1:
         layout = replace(layout, remarks=(*layout.remarks, LEVELS[zero]))

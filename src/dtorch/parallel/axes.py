@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..core.errors import PlacementError, UsageError, four_parts
 from ..core.mesh import DeviceMesh
 from ..core.placements import REPLICATE, Placement, Placements
 
 DATA, SHARDED, TENSOR, PIPELINE = "dp", "fsdp", "tp", "pp"
-
-BATCH = (DATA, SHARDED)
-"""Axes that split the batch."""
+ULYSSES, RING = "ulysses_cp", "ring_cp"
+BATCH_AXES = (DATA, SHARDED)
+"""Axes that split the batch, dim 0 of what a model is given."""
+SEQUENCE_AXES = (ULYSSES, RING)
+"""Axes that split the sequence, dim 1 of tokens."""
 
 
 def check_axes(mesh: DeviceMesh) -> None:
@@ -74,6 +76,16 @@ def by_axis_name(mesh: DeviceMesh, placements: Sequence[Placement], where: str) 
     return dict(zip(names, placements, strict=True))
 
 
+def dividing(mesh: DeviceMesh, names: Collection[str], length: int) -> list[str]:
+    """The axes of the mesh, among those named and in its order, over which a length can be split with no piece empty."""
+    out, pieces = [], 1
+    for name in mesh.axis_names():
+        if name in names and mesh.size(name) > 1 and length >= pieces * mesh.size(name):
+            out.append(name)
+            pieces *= mesh.size(name)
+    return out
+
+
 def size_of(mesh: DeviceMesh, name: str) -> int:
     """Devices along an axis, 1 where the mesh has none of that name."""
     return mesh.size(name) if name in mesh.axis_names() else 1
@@ -88,4 +100,6 @@ MEANINGS = {
     SHARDED: "splits the batch, and every weight between its uses",
     TENSOR: "splits weights",
     PIPELINE: "splits layers into stages",
+    ULYSSES: "splits the sequence; attention exchanges it for heads",
+    RING: "splits the sequence; attention passes keys and values round",
 }

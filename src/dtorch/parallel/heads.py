@@ -2,7 +2,8 @@
 
 Query heads belong to key/value heads in groups of equal size. A device gets whole groups, so that its queries meet
 their own keys: with 9 query and 3 key/value heads over 2 devices, key/value heads split (2, 1) and query heads (6, 3).
-Where there are fewer key/value heads than devices, every device keeps all of those, and query heads split on their own.
+Where there are fewer key/value heads than devices, every device keeps all of those weights, and query heads split on their
+own; attention takes from the heads it is given those that a device's queries need. Devices beyond the query heads hold none.
 """
 
 from __future__ import annotations
@@ -101,4 +102,4 @@ def _number(holder: Any, names: tuple[str, ...]) -> int | None:
 
 QUERY_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 KEY_VALUE_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
-KEY_VALUE_NAMES = frozenset(("k_proj", "v_proj", "key", "value", "k_lin", "v_lin", "wk", "wv", "k_norm", "v_norm"))
+KEY_VALUE_NAMES = frozenset(("k", "v", "k_proj", "v_proj", "key", "value", "k_lin", "v_lin", "wk", "wv", "k_norm", "v_norm"))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from ..core.mesh import DeviceMesh
-from ..core.placements import REPLICATE, Partial, Shard
+from ..core.placements import REPLICATE, Partial, Placement, Placements, Shard
+from ..core.spec import fitting_placements
 from ..tensor.tensor import Tensor
-from .axes import BATCH, TENSOR, placements_on
+from .axes import BATCH_AXES, SEQUENCE_AXES, TENSOR, dividing, placements_on
 from .fsdp import Sharding
 from .layout import Layout
 from .plan import Plan
@@ -23,6 +24,8 @@ from .trees import tensors_in
 LABEL_WORD = "label"
 """What the name of a keyword argument says that goes to the end of the model, where the loss is."""
 
+MASK_WORD = "mask"
+"""What the name of a keyword argument says that has a number for each key, so that its dim 1 is not the sequence's."""
 
 HANDLES = "_dtorch_hooks"
 """Where a module keeps the handles of its hooks, so that they are not hung twice."""
@@ -45,8 +48,9 @@ def install(module: nn.Module, layout: Layout, plan: Plan, zero: int) -> None:
         entrance = Entrance(layout.mesh_of(name), moves, layout.stages.of[name])
         handles.append(modules[name].register_forward_pre_hook(entrance, with_kwargs=True))
     for name, part in modules.items():
-        choice = plan.choice(name, "weight")
-        hook = OUTPUTS.get(STYLES[choice].output) if isinstance(choice, str) else None
+        if inputs := plan.inputs(name):
+            handles.append(part.register_forward_pre_hook(Inputs(inputs, moves), with_kwargs=True))
+        hook = _output_hook(plan, name)
         if hook is not None:
             handles.append(part.register_forward_hook(hook))
     handles += Sharding(zero).install(module, layout.specs)
@@ -57,6 +61,14 @@ def install(module: nn.Module, layout: Layout, plan: Plan, zero: int) -> None:
 def moves_of(module: nn.Module) -> Moves:
     """What brings a parallelized module's tensors from stage to stage."""
     return getattr(module, MOVES)
+
+
+def _output_hook(plan: Plan, name: str) -> Callable[[nn.Module, tuple, Any], Any] | None:
+    """What places a module's output: the plan's own word, else its style's."""
+    if outputs := plan.outputs(name):
+        return Outputs(outputs)
+    choice = plan.choice(name, "weight")
+    return OUTPUTS.get(STYLES[choice].output) if isinstance(choice, str) else None
 
 
 def entrances(layout: Layout, modules: Mapping[str, nn.Module]) -> list[str]:
@@ -103,6 +115,7 @@ class Moves:
         self.depth = 0
         self.made: dict[tuple, tuple[Tensor, Tensor]] = {}
         self.passing: Passing | None = None
+        self.laid: tuple[tuple, Tensor, Tensor] | None = None
 
     def enter(self) -> None:
         """A forward pass begins."""
@@ -113,6 +126,7 @@ class Moves:
         self.depth -= 1
         if self.depth == 0:
             self.made.clear()
+            self.laid = None
 
     def bring(self, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
         """The tensor on a mesh; partial sums are added up on the way."""
@@ -128,6 +142,17 @@ class Moves:
         if key not in self.made:
             self.made[key] = tensor, _moved(source, mesh)
         return self.made[key][1]
+
+    def lay(self, tensor: Tensor, placements: Placements) -> Tensor:
+        """The tensor under other placements. The last one made is kept: modules side by side take the same input."""
+        if tensor.placements == placements:
+            return tensor
+        if self.depth == 0 or tensor.is_inference():
+            return tensor.redistribute(placements=placements)
+        key = (id(tensor), tensor._version, placements, torch.is_grad_enabled())
+        if self.laid is None or self.laid[0] != key:
+            self.laid = key, tensor, tensor.redistribute(placements=placements)
+        return self.laid[2]
 
     def __deepcopy__(self, memo: dict) -> Moves:
         return memo.setdefault(id(self), Moves())
@@ -162,12 +187,50 @@ class Entrance:
         return self.moves.bring(value, self.mesh) if isinstance(value, Tensor) else value
 
 
-class RootEntrance:
-    """Forward pre-hook of the whole model: plain tensors are split over ``dp`` and ``fsdp`` along the batch.
+class Inputs:
+    """Forward pre-hook of a module whose plan says how the first tensor given to it lies."""
 
-    The batch is dim 0 of the first tensor given. Other tensors are split if their dim 0 is as long, else replicated.
-    Where there is no batch to split they stay plain, which every operator takes as replicated. Global tensors come onto
-    the mesh of the first stage, labels onto that of the last.
+    def __init__(self, by_axis: Mapping[str, Placement], moves: Moves) -> None:
+        self.by_axis, self.moves = by_axis, moves
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        return _first_replaced((args, kwargs), lambda t: self.moves.lay(t, _wanted(t, self.by_axis)))
+
+
+class Outputs:
+    """Forward hook of a module whose plan says how the first tensor that it returns lies."""
+
+    def __init__(self, by_axis: Mapping[str, Placement]) -> None:
+        self.by_axis = by_axis
+
+    def __call__(self, module: nn.Module, args: tuple, output: Any) -> Any:
+        return _first_replaced(output, lambda t: t.redistribute(placements=_wanted(t, self.by_axis)))
+
+
+def _wanted(tensor: Tensor, by_axis: Mapping[str, Placement]) -> Placements:
+    """A tensor's placements with those of some axes replaced; a dim too short to give each device a part is not split."""
+    mesh = tensor.device_mesh
+    out = list(tensor.placements)
+    for name in mesh.axis_names():
+        if name in by_axis:
+            out[mesh.axis(name)] = by_axis[name]
+    for axis, name in enumerate(mesh.axis_names()):
+        p = out[axis]
+        if name in by_axis and isinstance(p, Shard):
+            dim = p.dim % max(tensor.ndim, 1)
+            pieces = math.prod(n for n, q in zip(mesh.shape, out, strict=True) if isinstance(q, Shard) and q.dim == dim)
+            if p.dim >= tensor.ndim or tensor.shape[dim] < pieces:
+                out[axis] = REPLICATE
+    return fitting_placements(mesh, out, tensor.shape)
+
+
+class RootEntrance:
+    """Forward pre-hook of the whole model: plain tensors are split along the batch, and tokens along the sequence, too.
+
+    The batch is dim 0 of the first tensor given, the sequence dim 1 of the first that looks like tokens. Other tensors are
+    split where they are as long, else replicated; a mask keeps its second dim whole, for it speaks of keys. Where nothing
+    is to be split they stay plain, which every operator takes as replicated. Global tensors come onto the mesh of the first
+    stage, labels onto that of the last.
     """
 
     def __init__(self, first: DeviceMesh, last: DeviceMesh, moves: Moves) -> None:
@@ -175,30 +238,35 @@ class RootEntrance:
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         self.moves.enter()
-        batch = next((t.shape[0] for t in tensors_in((args, kwargs)) if t.ndim), 0)
-        axes = batch_axes(self.first, batch)
-        here, there = (partial(self._place, batch, axes, mesh) for mesh in (self.first, self.last))
-        named = {k: _replaced(v, there if LABEL_WORD in k else here) for k, v in kwargs.items()}
-        return _replaced(args, here), named
+        given = list(tensors_in((args, kwargs)))
+        batch = next((t.shape[0] for t in given if t.ndim), 0)
+        length = next((t.shape[1] for t in given if _is_tokens(t)), 0)
+        rows = dict.fromkeys(dividing(self.first, BATCH_AXES, batch), Shard(0))
+        columns = dict.fromkeys(dividing(self.first, SEQUENCE_AXES, length), Shard(1))
 
-    def _place(self, batch: int, axes: Sequence[str], mesh: DeviceMesh, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, Tensor):
-            return self.moves.bring(tensor, mesh)
-        # A tensor that wants its gradient stays what it is, or the gradient would end up on a copy.
-        if not axes or tensor.ndim == 0 or tensor.requires_grad:
-            return tensor
-        by_axis = dict.fromkeys(axes, Shard(0)) if tensor.shape[0] == batch else {}
-        return Tensor(tensor, device_mesh=mesh, placements=placements_on(mesh, by_axis))
+        def placed(name: str, value: Any) -> Any:
+            mesh = self.last if LABEL_WORD in name else self.first
+            along = {} if MASK_WORD in name else columns
+
+            def place(tensor: torch.Tensor) -> torch.Tensor:
+                if isinstance(tensor, Tensor):
+                    return self.moves.bring(tensor, mesh)
+                # A tensor that wants its gradient stays what it is, or the gradient would end up on a copy.
+                if not (rows or columns) or tensor.ndim == 0 or tensor.requires_grad:
+                    return tensor
+                by_axis = {**(rows if tensor.shape[0] == batch else {})}
+                by_axis |= along if _is_tokens(tensor) and tensor.shape[1] == length else {}
+                return Tensor(tensor, device_mesh=mesh, placements=placements_on(mesh, by_axis))
+
+            return _replaced(value, place)
+
+        return placed("", args), {name: placed(name, value) for name, value in kwargs.items()}
 
 
-def batch_axes(mesh: DeviceMesh, batch: int) -> list[str]:
-    """The axes to split a batch over, in the mesh's order: as many as leave a sample for every device."""
-    axes, devices = [], 1
-    for name in mesh.axis_names():
-        if name in BATCH and mesh.size(name) > 1 and mesh.size(name) * devices <= batch:
-            axes.append(name)
-            devices *= mesh.size(name)
-    return axes
+def _is_tokens(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has the form of token ids (batch, sequence) or of embeddings (batch, sequence, features)."""
+    floating = tensor.is_floating_point()
+    return (tensor.ndim == 2 and not floating and tensor.dtype != torch.bool) or (tensor.ndim == 3 and floating)
 
 
 class RootExit:
@@ -254,6 +322,12 @@ def _replaced(tree: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         named = {k: _replaced(v, fn) for k, v in tree.items()}
         return tree if all(named[k] is v for k, v in tree.items()) else named
     return tree
+
+
+def _first_replaced(tree: Any, fn: Callable[[Tensor], torch.Tensor]) -> Any:
+    """A nested value with ``fn`` applied to its first tensor, where that is a global one."""
+    rest = iter([lambda t: fn(t) if isinstance(t, Tensor) else t])
+    return _replaced(tree, lambda t: next(rest, lambda same: same)(t))
 
 
 OUTPUTS: dict[str | None, Callable[[nn.Module, tuple, Any], Any]] = {"gather": gather_output, "sum": sum_output}

@@ -1,92 +1,185 @@
-"""Plans: which parameter is placed how. A model's own tensor-parallel plan, or yours.
+"""Plans: how weights lie, and what is given to and comes from modules. A plan is data: rows, in order.
 
-A plan is data: patterns of names, each with the name of a style or with placements. What no pattern names is replicated.
+A row is a pattern of names (``*`` stands for anything) and up to three things: ``weights``, placements by axis name or the
+name of a style that works them out from the module; ``inputs`` and ``outputs``, placements by axis name. Of each of the
+three the last row that says something holds. What no row names is replicated.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
-
-from torch import nn
 
 from ..core.errors import UsageError, four_parts
 from ..core.mesh import DeviceMesh
 from ..core.placements import Partial, Placement, Replicate, Shard
 from .axes import by_axis_name, check_axis_name
-from .styles import STYLES, style_named
+from .styles import style_named
+from .writing import placement_named, table
 
 Choice = str | Mapping[str, Placement]
 """A style's name, or placements by axis name."""
 
-PlanArgument = Mapping[str, Any] | None
-
+PARTS = ("weights", "inputs", "outputs")
 WHERE = "parallelize(module, mesh, plan)"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One row of a plan: names that match ``pattern`` (``*`` stands for anything) are placed by ``choice``."""
+class Row:
+    """One row of a plan.
+
+    Attributes:
+        pattern: names of modules, parameters or buffers.
+        weights: how these lie; None where the row does not say.
+        inputs: how the first tensor given to a module lies, on the axes named.
+        outputs: how the first tensor that it returns lies, on the axes named.
+    """
 
     pattern: str
-    choice: Choice
+    weights: Choice | None = None
+    inputs: Mapping[str, Placement] = field(default_factory=dict)
+    outputs: Mapping[str, Placement] = field(default_factory=dict)
+
+    @staticmethod
+    def of(pattern: str, choice: Any, mesh: DeviceMesh | None = None) -> Row:
+        """A row from what is written in a dict: a ``Choice``, or a dict of any of ``weights``, ``inputs``, ``outputs``.
+
+        Args:
+            mesh: what a list of placements, one per axis other than ``pp``, goes by.
+
+        Raises:
+            UsageError: a style, axis or placement that there is not.
+            PlacementError: a list of the wrong length.
+        """
+        where = f"{WHERE}, row {pattern!r}"
+        named = choice if isinstance(choice, Mapping) and choice and set(choice) <= set(PARTS) else {"weights": choice}
+        parts: dict[str, Any] = {part: _checked(value, mesh, where) for part, value in named.items()}
+        for part in ("inputs", "outputs"):
+            if isinstance(parts.get(part), str):
+                raise _refused(parts[part], f"{part} are placements by axis", where)
+        return Row(pattern, **parts)
+
+    def said(self) -> dict[str, Any]:
+        """The parts that the row says something of."""
+        return {part: v for part in PARTS if (v := getattr(self, part)) is not None and (v or part == "weights")}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Rows, in order. ``source`` says where they come from, for ``describe``."""
+    """Rows, in order; of each part the last row that names a thing holds.
+
+    ``str(plan)`` is a table; ``to_json`` and ``from_json`` keep a plan in a file; ``override`` changes any part of it, and
+    ``diff`` tells two apart. ``source`` says where it comes from.
+    """
 
     source: str
-    entries: tuple[Entry, ...]
+    rows: tuple[Row, ...]
+
+    @staticmethod
+    def of(rows: Mapping[str, Any], mesh: DeviceMesh | None = None, source: str = "the plan given") -> Plan:
+        """A plan written as a dict from pattern to what ``Row.of`` takes.
+
+        Raises:
+            UsageError, PlacementError: see ``Row.of``.
+        """
+        return Plan(source, tuple(Row.of(pattern, choice, mesh) for pattern, choice in rows.items()))
 
     def choice(self, module_name: str, parameter_name: str) -> Choice | None:
-        """What the plan says of a parameter: by its own name if a row matches that, else by its module's; later rows win."""
+        """What the plan says of a parameter: by its own name if a row matches that, else by its module's."""
         full = f"{module_name}.{parameter_name}" if module_name else parameter_name
-        for name in (full, module_name):
-            for entry in reversed(self.entries):
-                if fnmatchcase(name, entry.pattern):
-                    return entry.choice
-        return None
+        own = self._last(full, "weights")
+        return self._last(module_name, "weights") if own is None else own
+
+    def inputs(self, module_name: str) -> Mapping[str, Placement]:
+        """How the first tensor given to a module lies, on the axes that the plan names."""
+        return self._last(module_name, "inputs") or {}
+
+    def outputs(self, module_name: str) -> Mapping[str, Placement]:
+        """How the first tensor that a module returns lies, on the axes that the plan names."""
+        return self._last(module_name, "outputs") or {}
+
+    def override(self, rows: Mapping[str, Any] | Plan, mesh: DeviceMesh | None = None) -> Plan:
+        """This plan, but for what other rows say: a part that one of them names for a module or parameter is theirs.
+
+        Raises:
+            UsageError, PlacementError: see ``Row.of``.
+        """
+        new = rows if isinstance(rows, Plan) else Plan.of(rows, mesh)
+        said = {row.pattern: set(row.said()) for row in new.rows}
+        kept = tuple(row for row in self.rows if not set(row.said()) <= said.get(row.pattern, set()))
+        return Plan(f"{self.source}, changed by hand", kept + new.rows)
+
+    def diff(self, other: Plan) -> PlanDiff:
+        """What leads from this plan to another, row by row."""
+        before, after = self._by_pattern(), other._by_pattern()
+        return PlanDiff(
+            tuple(row for pattern, row in after.items() if pattern not in before),
+            tuple(row for pattern, row in before.items() if pattern not in after),
+            tuple((row, after[pattern]) for pattern, row in before.items() if pattern in after and after[pattern] != row),
+        )
+
+    def to_json(self) -> str:
+        """The plan as JSON text; ``Plan.from_json`` reads it."""
+        rows = [{"pattern": row.pattern, **{part: _written(v) for part, v in row.said().items()}} for row in self.rows]
+        return json.dumps({"source": self.source, "rows": rows}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """A plan from the text that ``to_json`` gave.
+
+        Raises:
+            UsageError: a style, axis or placement that there is not.
+        """
+        read = json.loads(text)
+        rows = [{part: _read(v) for part, v in row.items()} for row in read["rows"]]
+        return Plan(read["source"], tuple(Row.of(row.pop("pattern"), row) for row in rows))
+
+    def __str__(self) -> str:
+        return "\n".join([self.source, *table([("name", *PARTS), *(_cells(row) for row in self.rows)])])
+
+    def _last(self, name: str, part: str) -> Any:
+        rows = (row for row in reversed(self.rows) if part in row.said() and fnmatchcase(name, row.pattern))
+        return next((row.said()[part] for row in rows), None)
+
+    def _by_pattern(self) -> dict[str, Row]:
+        found: dict[str, Row] = {}
+        for row in self.rows:
+            found[row.pattern] = replace(found.get(row.pattern, row), **row.said())
+        return found
 
 
-def read_plan(module: nn.Module, mesh: DeviceMesh, argument: PlanArgument) -> Plan:
-    """The plan to follow: the argument's, else the model's own, else that of its kind, else an empty one.
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """Rows that one plan has and another lacks, and those they have both but differently. False where there are none."""
 
-    Raises:
-        UsageError: a row that names an unknown style or axis, or matches nothing.
-    """
-    if argument is not None:
-        plan = Plan("the plan given", tuple(Entry(p, _checked(p, c, mesh)) for p, c in argument.items()))
-        _check_patterns(module, plan)
-        return plan
-    own = getattr(module, "_tp_plan", None) or _base_plan(module)
-    if own:
-        return Plan("the model's own plan", tuple(Entry(p, c if c in STYLES else "replicate") for p, c in own.items()))
-    kind = getattr(getattr(module, "config", None), "model_type", None)
-    if kind in PLANS:
-        return Plan(f"a plan for {kind} models", tuple(Entry(p, c) for p, c in PLANS[kind].items()))
-    return Plan("no plan", ())
+    added: tuple[Row, ...]
+    removed: tuple[Row, ...]
+    changed: tuple[tuple[Row, Row], ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+    def __str__(self) -> str:
+        signed = [("-", row) for row in self.removed] + [("+", row) for row in self.added]
+        signed += [line for before, after in self.changed for line in (("-", before), ("+", after))]
+        return "\n".join(table([(sign, *_cells(row)) for sign, row in signed], indent="")) or "no difference"
 
 
-def _base_plan(module: nn.Module) -> Mapping[str, str]:
-    return getattr(getattr(module, "config", None), "base_model_tp_plan", None) or {}
-
-
-def _checked(pattern: str, choice: Any, mesh: DeviceMesh) -> Choice:
-    """A row's right side in its one form."""
-    where = f"{WHERE}, row {pattern!r}"
+def _checked(choice: Any, mesh: DeviceMesh | None, where: str) -> Choice:
+    """One part of a row in its one form."""
     if isinstance(choice, str):
         style_named(choice, where)
         return choice
-    if isinstance(choice, Sequence):
+    if isinstance(choice, Sequence) and mesh is not None:
         choice = by_axis_name(mesh, choice, where)
-    if isinstance(choice, Mapping):
-        for name, placement in choice.items():
-            check_axis_name(name, where)
-            if isinstance(placement, Shard | Replicate | Partial):
-                continue
+    if not isinstance(choice, Mapping):
+        raise _refused(choice, "a row says a style's name, placements by axis, or a list of placements", where)
+    for name, placement in choice.items():
+        check_axis_name(name, where)
+        if not isinstance(placement, Shard | Replicate | Partial):
             raise UsageError(
                 four_parts(
                     f"placement {placement!r}",
@@ -95,50 +188,22 @@ def _checked(pattern: str, choice: Any, mesh: DeviceMesh) -> Choice:
                     "use dtorch.Shard(dim) or dtorch.Replicate()",
                 )
             )
-        return choice
-    raise UsageError(
-        four_parts(
-            f"{choice!r}",
-            "a row says a style's name, placements by axis, or a list of placements",
-            where,
-            "write e.g. 'colwise', {'tp': Shard(0)} or [Replicate(), Shard(0)]",
-        )
-    )
+    return dict(choice)
 
 
-def _check_patterns(module: nn.Module, plan: Plan) -> None:
-    """A row that names nothing is a slip of the pen."""
-    names = {
-        *dict(module.named_modules(remove_duplicate=False)),
-        *dict(module.named_parameters(remove_duplicate=False)),
-        *dict(module.named_buffers(remove_duplicate=False)),
-    }
-    for entry in plan.entries:
-        if not any(fnmatchcase(name, entry.pattern) for name in names):
-            raise UsageError(
-                four_parts(
-                    f"pattern {entry.pattern!r}",
-                    "every row of a plan names a module, parameter or buffer",
-                    WHERE,
-                    f"look names up with named_parameters(), e.g. {sorted(names)[-1]!r}",
-                )
-            )
+def _refused(given: Any, rule: str, where: str) -> UsageError:
+    remedy = "write e.g. 'colwise', {'tp': Shard(0)}, [Replicate(), Shard(0)] or {'outputs': {'tp': Shard(1)}}"
+    return UsageError(four_parts(f"{given!r}", rule, where, remedy))
 
 
-# Model type -> plan, for models that carry none. Query, key and value lie in one matrix in GPT-2 and stay whole.
-PLANS: dict[str, dict[str, str]] = {
-    "gpt2": {
-        "*h.*.mlp.c_fc": "colwise",
-        "*h.*.mlp.c_proj": "rowwise",
-        "*wte": "embedding_rowwise",
-        "lm_head": "colwise_gather_output",
-    },
-    "bert": {
-        "*.attention.self.query": "colwise",
-        "*.attention.self.key": "colwise",
-        "*.attention.self.value": "colwise",
-        "*.attention.output.dense": "rowwise",
-        "*.intermediate.dense": "colwise",
-        "*layer.*.output.dense": "rowwise",
-    },
-}
+def _written(choice: Choice) -> Any:
+    return choice if isinstance(choice, str) else {axis: repr(placement) for axis, placement in choice.items()}
+
+
+def _read(choice: Any) -> Any:
+    return choice if isinstance(choice, str) else {axis: placement_named(text) for axis, text in choice.items()}
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    said = (getattr(row, part) for part in PARTS)
+    return (row.pattern, *(c if isinstance(c, str) else ", ".join(f"{a} {p!r}" for a, p in (c or {}).items()) for c in said))

@@ -57,13 +57,13 @@ def split_dim(style: Style, owner: nn.Module, name: str, ndim: int) -> int | Non
         return None
     if style.side == "rows":
         return 0 if ndim > 1 else None
-    out_dim, in_dim = _feature_dims(owner)
+    out_dim, in_dim = feature_dims(owner)
     if ndim == 1 or "bias" in name:
         return ndim - 1 if style.side == "out" and not isinstance(owner, nn.Embedding) else None
     return (out_dim if style.side == "out" else in_dim) % ndim
 
 
-def _feature_dims(owner: nn.Module) -> tuple[int, int]:
+def feature_dims(owner: nn.Module) -> tuple[int, int]:
     """Dims of output and input features in a module's weight."""
     for kinds, dims in FEATURE_DIMS:
         if any(kind in kinds for kind in (base.__name__ for base in type(owner).__mro__)):

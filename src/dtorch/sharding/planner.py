@@ -291,11 +291,15 @@ class _Planning:
         return Candidate(tuple(s.placements[axis] for s in specs), tuple(outs))
 
     def cheapest(self, candidates: Sequence[Candidate], axis: int, specs: Sequence[Spec]) -> Candidate | None:
+        """The candidate that moves least. Gathering several inputs counts twice: every device holds and does it all then."""
         best, price = None, float("inf")
         for candidate in candidates:
             if not self.allowed(candidate, axis, specs):
                 continue
             cost = sum(change_cost(s, axis, s.placements[axis], p) for s, p in zip(specs, candidate.inputs, strict=True))
+            split = [s for s in specs if isinstance(s.placements[axis], Shard)]
+            if len(split) > 1 and set(candidate.inputs) == {REPLICATE}:
+                cost += sum(change_cost(s, axis, s.placements[axis], REPLICATE) for s in split)
             cost += sum(self.partial_cost(m, p, axis, specs) for m, p in zip(self.call.outs, candidate.outputs, strict=True))
             if cost < price:
                 best, price = candidate, cost

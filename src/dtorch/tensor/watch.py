@@ -26,7 +26,7 @@ class Event:
         return f"{c.kind:<14} {c.axis:<8} {c.nbytes:>12,} B  {c.before} -> {c.after}  {c.operator}  at {self.site}"
 
 
-@dataclass
+@dataclass(eq=False)
 class Report:
     """What ``explain()`` collects.
 

@@ -20,7 +20,8 @@ from ...tensor.tensor import Tensor
 from ..apply import lay_out, settle
 from ..axes import check_axes
 from ..layout import Layout
-from ..plan import PlanArgument
+from ..fsdp import check_zero
+from ..sources import PlanArgument
 from . import naming
 from .building import Source, bare_tensors, built, initial
 from .files import Stored, stored_in
@@ -41,6 +42,9 @@ def load_pretrained(
     dtype: torch.dtype | None = None,
     strict: bool = True,
     progress: bool | None = None,
+    sp: bool = False,
+    zero: int = 3,
+    virtual_stages: int = 1,
 ) -> nn.Module:
     """Distribute a module over a mesh, as ``parallelize`` does, with weights from safetensors files.
 
@@ -52,7 +56,7 @@ def load_pretrained(
             ``config.json``; or a module, made under ``torch.device("meta")`` or not, whose weights are replaced.
         path: a folder with ``model.safetensors``, or with several files and their index; or one such file. Workers open
             it under the same path.
-        mesh, plan: as for ``parallelize``.
+        mesh, plan, sp, zero, virtual_stages: as for ``parallelize``.
         dtype: of floating-point weights; that of the configuration, or of the module given, when omitted.
         strict: refuse files that hold more or less than the module's weights. Otherwise what is more is passed over, and
             what is missing stays as the module given has it; what it has no data for is refused still.
@@ -68,11 +72,12 @@ def load_pretrained(
         RemoteError: a worker could not read a file.
     """
     check_axes(mesh)
+    check_zero(zero)
     place = Path(path)
     stored = stored_in(place)
     module = built(module_or_class, place, dtype, stored)
     named = naming.match(module, stored)
-    layout, rows = lay_out(module, mesh, plan)
+    layout, rows = lay_out(module, mesh, plan, sp, zero, virtual_stages)
     names = _by_main(layout)
     held = {main: next((n for n in every if n in named.regions), None) for main, every in names.items()}
     own = _kept(module, [main for main, name in held.items() if name is None and not named.unfit.keys() & names[main]], strict)
@@ -83,7 +88,7 @@ def load_pretrained(
     made = _read(stored, {**jobs, **{n: replace(j, region=named.regions[n]) for n, j in twice.items()}}, progress)
     _check_twice({n: (made[n], made[layout.tied.get(n, n)]) for n in twice}, names)
     made |= {n: _placed(t.detach(), specs[n]) for n, t in own.values.items()}
-    settle(module, replace(layout, specs=specs), rows, lambda name, old, spec: made[layout.tied.get(name, name)])
+    settle(module, replace(layout, specs=specs), rows, lambda name, old, spec: made[layout.tied.get(name, name)], zero)
     if named.conversions is not None:
         module._weight_conversions = named.conversions  # type: ignore[assignment]
     return module

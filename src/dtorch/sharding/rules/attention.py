@@ -3,12 +3,14 @@
 Where the sequence is split, ``ring.py`` takes over.
 
 Shapes: query (b, h, s, d), key and value (b, g, t, d) with h a multiple of g, mask broadcast to (b, h, s, t). A label ``g``
-counts groups of h / g query heads that share one key and value head, so a cut never parts a group.
+counts groups of h / g query heads that share one key and value head, so a cut does not part a group. Where query heads are
+cut otherwise, and the others are whole, they have a label ``h`` of their own (``heads.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from ..labels import Dim, Labels
 from ..rule import Rule
 from . import ring
 from .compose import changed, named, tensor_names
+from .heads import parts_groups, run_on_own_heads
 
 _aten = torch.ops.aten
 ALIGNMENT = 16
@@ -30,23 +33,37 @@ _KEY = ("key", "value")
 _MASK = ("attn_mask", "attn_bias")
 
 
+@dataclass(frozen=True)
 class Attention(Labels):
-    """Attention kernels run as they are; a mask that was copied is first laid out as its kernel wants it."""
+    """Attention kernels run as they are; a mask that was copied is first laid out as its kernel wants it.
+
+    Attributes:
+        parted: whether query heads, labelled ``h``, are cut apart from the heads of keys and values, which are whole.
+    """
+
+    parted: bool = False
 
     def steps(self, builder: Builder, call: OpCall, args: Any, kwargs: Any, outs: Sequence[Spec]) -> list[Value] | None:
-        """Pad the rows of the memory-efficient kernel's mask, and run the kernel."""
-        mask = named(call, args, kwargs).get("attn_bias")
-        if mask is None or not call.func.overloadpacket.__name__.startswith("_scaled_dot_product_efficient"):
-            return None
-        length = mask.spec.shape[-1]
-        if length % ALIGNMENT == 0:
-            return None
+        """Bring heads and mask into the form that the kernel wants, and run it."""
+        if self.parted:
+            return run_on_own_heads(self, builder, call, args, kwargs, outs, _on_aligned_mask)
+        return _on_aligned_mask(builder, call, args, kwargs, outs)
+
+
+def _on_aligned_mask(builder: Builder, call: OpCall, args: Any, kwargs: Any, outs: Sequence[Spec]) -> list[Value]:
+    """Pad the rows of the memory-efficient kernel's mask, and run the kernel."""
+    mask = named(call, args, kwargs).get("attn_bias")
+    if (
+        mask is not None
+        and call.func.overloadpacket.__name__.startswith("_scaled_dot_product_efficient")
+        and (length := mask.spec.shape[-1]) % ALIGNMENT
+    ):
         wide = [*mask.spec.shape[:-1], length + ALIGNMENT - length % ALIGNMENT]
         padded = Spec.make(mask.spec.mesh, mask.spec.placements, wide, mask.spec.dtype)
         rows = builder.local(_aten.constant_pad_nd.default, [mask, [0, wide[-1] - length]], {}, [padded])[0]
         rows = builder.local(_aten.slice.Tensor, [rows, -1, 0, length], {}, [mask.spec])[0]
         args, kwargs = changed(call, args, kwargs, attn_bias=rows)
-        return builder.local(call.func, args, kwargs, outs)
+    return builder.local(call.func, args, kwargs, outs)
 
 
 class Dims:
@@ -56,9 +73,10 @@ class Dims:
         query, key = call.arg("query").shape, call.arg("key").shape
         self.full = (query[0], query[1], query[2])
         shared = query[1] // max(key[1], 1)
-        heads: Dim = ("g", shared) if shared > 1 else "g"
+        self.parted = parts_groups(call)
+        heads: Dim = "h" if self.parted else ("g", shared) if shared > 1 else "g"
         self.query: list[Dim] = ["b", heads, "s" if positions and not call.arg("is_causal") else None, None]
-        self.key: list[Dim] = ["b", "g", None, None]
+        self.key: list[Dim] = ["b", None if self.parted else "g", None, None]
 
     def rows(self, shape: Sequence[int]) -> list[Dim]:
         """A tensor of one number per query: (b, h, s) with, maybe, a last 1."""
@@ -89,8 +107,8 @@ def forward(positions: bool) -> Any:
         inputs = [dims.of(n, s.shape) for n, s in zip(tensor_names(call), call.specs, strict=True)]
         rest: list[list[Dim]] = [[None] * len(m.shape) for m in call.outs[2:]]
         outputs = [dims.query, dims.rows(call.outs[1].shape), *rest]
-        alike = dict.fromkeys("bgs", tuple(range(2, len(outputs))))
-        return Attention(inputs, outputs, nonempty=frozenset("bgs"), alike=alike)
+        alike = dict.fromkeys("bghs", tuple(range(2, len(outputs))))
+        return Attention(inputs, outputs, nonempty=frozenset("bgs"), alike=alike, parted=dims.parted)
 
     return shard
 
@@ -107,7 +125,7 @@ def backward(positions: bool) -> Any:
         dims = Dims(call, positions)
         inputs = [dims.of(n, s.shape) for n, s in zip(tensor_names(call), call.specs, strict=True)]
         outputs = [dims.query, dims.key, dims.key, *[dims.mask(m.shape) for m in call.outs[3:]]]
-        return Attention(inputs, outputs, dict.fromkeys("bgs", "sum"), nonempty=frozenset("bgs"))
+        return Attention(inputs, outputs, dict.fromkeys("bghs", "sum"), nonempty=frozenset("bgs"), parted=dims.parted)
 
     return shard
 
