@@ -19,8 +19,8 @@ from ...tensor.filling import Filling, fill
 from ...tensor.tensor import Tensor
 from ..apply import lay_out, settle
 from ..axes import check_axes
-from ..layout import Layout
 from ..fsdp import check_zero
+from ..layout import Layout
 from ..sources import PlanArgument
 from . import naming
 from .building import Source, bare_tensors, built, initial
