@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import dtorch
 from benchmarks.meter import metered
 from dtorch import DeviceMesh, PlacementError, Replicate, Shard, UsageError, communication, explain, init_device_mesh
+from dtorch.parallel.axes import BATCH_AXES, dividing
 from dtorch.parallel.fsdp import GATHER
-from dtorch.parallel.hooks import batch_axes
 
 R = Replicate()
 MESH = init_device_mesh("cpu", 2, mesh_dim_names=("fsdp",))
@@ -134,7 +134,7 @@ def test_the_longest_dim_that_no_other_axis_splits_is_split() -> None:
     assert layer.down.weight.placements == (Shard(0), Shard(1))
     assert layer.up.bias.placements == (R, Shard(0)), "split by tp, and one dim has no other"
     assert layer.norm.weight.placements == (Shard(0), R)
-    text = dtorch.parallel.describe(ours)
+    text = str(dtorch.describe(ours))
     assert (
         "are whole on fsdp" in text and "zero=3: weights over fsdp are gathered" in text and "fsdp Shard(1), tp Shard(0)" in text
     )
@@ -162,9 +162,9 @@ def test_other_levels_are_refused(zero: Any) -> None:
 
 def test_the_batch_is_split_over_both_axes_as_far_as_it_goes() -> None:
     mesh = MESHES["dp=2,fsdp=2"]
-    assert [batch_axes(mesh, n) for n in (1, 2, 3, 4)] == [[], ["dp"], ["dp"], ["dp", "fsdp"]]
+    assert [dividing(mesh, BATCH_AXES, n) for n in (1, 2, 3, 4)] == [[], ["dp"], ["dp"], ["dp", "fsdp"]]
     assert pair(mesh=mesh)[1](inputs(4)).placements == (Shard(0), Shard(0))
-    assert batch_axes(DeviceMesh("cpu"), 4) == []
+    assert dividing(DeviceMesh("cpu"), BATCH_AXES, 4) == []
 
 
 def test_one_collective_a_block() -> None:

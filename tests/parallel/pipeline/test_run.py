@@ -203,4 +203,4 @@ def test_virtual_stages_go_round() -> None:
     first, second = mesh.unbind("pp")
     homes = [layer[0].weight.device_mesh for layer in model]
     assert homes == [first, first, second, first, second]
-    assert "stage 2 on ids 0: 1 layers" in dtorch.parallel.describe(model)
+    assert "stage 2 on ids 0: 1 layers" in str(dtorch.describe(model))

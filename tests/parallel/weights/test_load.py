@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from dtorch import PlacementError, RemoteError, Replicate, Shard, Tensor, UsageError, init_device_mesh, load_pretrained
+from dtorch import PlacementError, RemoteError, Replicate, Shard, Tensor, UsageError, describe, init_device_mesh, load_pretrained
 from dtorch.core.program import Load, Put
-from dtorch.parallel import describe
 from dtorch.parallel.weights import load as load_module
 from dtorch.transport.inprocess import InlineTransport
 from dtorch.worker.executor import Executor
@@ -56,7 +55,7 @@ def test_a_module_is_filled(tmp_path: Path, mesh: str, make: Callable[[], Model]
     assert all(torch.equal(found[name], expected) for name, expected in state.items())
     assert model.out.weight is model.table.weight
     assert torch.equal(model.scale.to_torch(), scale)
-    assert ("Shard" in describe(model)) == ("tp" in mesh)
+    assert ("Shard" in str(describe(model))) == ("tp" in mesh)
 
 
 def test_it_trains_as_on_one_device(tmp_path: Path) -> None:
