@@ -74,3 +74,10 @@ def test_a_guess_gives_right_results(name: str) -> None:
     with torch.no_grad(), explain() as report:
         assert_close(distributed(ids).logits, model(ids).logits)
     assert report.events
+
+
+def test_a_weight_that_is_computed_is_not_asked_for() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 4))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    plan_of(model)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())

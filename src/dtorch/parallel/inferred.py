@@ -84,7 +84,8 @@ def _met(one: _Linear, waiting: list[_Linear], last: bool, styles: dict[str, str
 
 def _linear(name: str, module: nn.Module) -> _Linear | None:
     bases = {base.__name__ for base in type(module).__mro__}
-    weight = getattr(module, "weight", None)
+    # One that is computed anew whenever it is asked for, as a spectral norm's, is not to be asked for.
+    weight = module._parameters.get("weight")
     if not bases & set(LINEAR) or weight is None or weight.ndim != 2:
         return None
     out_dim, in_dim = feature_dims(module)
