@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -221,3 +222,24 @@ def test_statistics_kept_in_inputs_are_written_and_not_returned() -> None:
         ours = program(*(dtorch.Tensor(t, device_mesh=mesh, placements=[placement]) for t in inputs()))
         for a, b in zip(ours, expected, strict=True):
             torch.testing.assert_close(a.to_torch(), b)
+
+
+def test_views_that_only_a_caught_error_holds_do_not_count() -> None:
+    mesh = init_device_mesh("cpu", 2)
+    x, y = dtorch.ones(1, 6, device_mesh=mesh, placements=[Shard(1)]), dtorch.ones(4, device_mesh=mesh, placements=[Shard(0)])
+
+    def refused() -> None:
+        view = x[:]
+        try:
+            view.mul_(1j)
+        except RuntimeError as error:
+            kept = error  # a cycle: the error has this frame, and the frame the error
+            assert kept.__traceback__ is not None
+
+    gc.disable()
+    try:
+        refused()
+        torch.stack([y, y], out=x)
+    finally:
+        gc.enable()
+    assert x.shape == (2, 4) and x.to_torch().eq(1).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -90,6 +91,10 @@ def resized_within(tensor: Any, size: Sequence[int]) -> bool:
         return False
     count = math.prod(size)
     if count > tensor.numel() or not tensor.is_contiguous():
+        # The frames of an error that was caught may hold a view until they are collected.
+        gc.collect()
+        if _alone(tensor):
+            return False
         raise UsageError(
             four_parts(
                 f"a new shape {tuple(size)} for a tensor of shape {tuple(tensor.shape)} of which there are views",

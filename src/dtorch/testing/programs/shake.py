@@ -60,16 +60,16 @@ def _shake_changed(side: Plain, before: Mapping[str, int], fresh: Sequence[str],
 
 
 def _shake(tensor: torch.Tensor, seed: int) -> None:
-    """Change every inexact number by a rounding of the largest one, or leave it, and zeros in their sign.
+    """Change every inexact number by a rounding of the largest one, up or down, and the sign of zeros.
 
     A sum rounds by its largest term, and the sign of a zero depends on the way that a product is computed.
     """
     if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
         return
     value = tensor.detach()
-    signs = torch.randint(-1, 2, value.shape, generator=torch.Generator().manual_seed(seed))
+    signs = torch.randint(0, 2, value.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
     moved = value + (_largest(value) * torch.finfo(value.dtype).eps * signs).to(value.dtype)
-    value = torch.where(value == 0, value * (signs * 2 + 1), value)
+    value = torch.where(value == 0, value * signs, value)
     exact = (
         _exact(torch.view_as_real(value.resolve_conj()), value.dtype).all(-1)
         if value.is_complex()
