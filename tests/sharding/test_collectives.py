@@ -200,7 +200,7 @@ ROWS: list[Row] = [
     ),
     ("attention", [[S0], [S0], [S0]], [S0], []),
     ("attention", [[S1], [S1], [S1]], [S1], []),
-    ("attention", [[S2], [S2], [S2]], [S0], ["all_to_all tp 3072"] * 3),
+    ("attention", [[S2], [S2], [S2]], [S2], [*["all_to_all tp 3072"] * 3, "all_to_all tp 3456"]),
     ("attention", [[S0, S1], [S0, S1], [S0, S1]], [S0, S1], []),
     ("attention_causal", [[S1], [S1], [S1]], [S1], []),
     ("conv2d", [[S0], [R]], [S0], []),
