@@ -46,6 +46,8 @@ def decide(module: nn.Module, mesh: DeviceMesh, stages: Stages, plan: Plan) -> L
         specs[full] = Spec.make(home, placements_on(home, splits[main]), tensor.shape, tensor.dtype)
         if main != full:
             tied[full] = main
+    if deciding.hosts > 1 and SPREAD not in deciding.remarks:
+        deciding.remarks[NO_EXPERTS] = None
     remarks = (*deciding.remarks, *(f"{name} is {main}: one parameter, placed once" for name, main in tied.items()))
     family = Family((mesh, *meshes))
     return Layout(type(module).__name__, mesh, meshes, stages, plan.source, specs, tied, remarks, family)
@@ -127,6 +129,7 @@ def _check_sharded(name: str, split: Mapping[str, Placement], ndim: int) -> None
 
 
 SPREAD = "experts are spread over ep, and over tp where there is one: each device has whole ones"
+NO_EXPERTS = "no experts that ep could spread by itself: it splits the batch"
 WHOLE = "weights without a dim as long as fsdp that tp leaves whole are whole on fsdp"
 PACKED = "a matrix that holds several one after the other is cut as one, so what it gives has to be moved to meet its partner"
 REPEATED = "{} key/value heads for {} devices: every device keeps all of those, and its own share of the query heads"

@@ -98,7 +98,7 @@ class Experts:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(type(self.module).forward).bind(self.module, *args, **kwargs)
         tokens, index, weights = tuple(bound.arguments.values())[1:]
-        if index is None or weights is None or index.shape != weights.shape:
+        if index is None or weights is None or index.shape != weights.shape or index.ndim != 2:
             return type(self.module).forward(self.module, *bound.args[1:])
         placements = self._data_placements(tokens)
         given = [_placed(t, self.mesh, placements) for t in (tokens, index, weights)]
