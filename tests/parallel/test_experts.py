@@ -166,6 +166,14 @@ def test_fewer_experts_than_devices() -> None:
     compare(mixtral_experts(count=2), "ep=2,tp=2", split=False)
 
 
+def test_devices_without_tokens() -> None:
+    plain, ours = pair(mixtral_experts(), "ep=3")
+    given = torch.randn(TOKENS, 8), choices("any", 4), torch.rand(TOKENS, 2)
+    places = [Shard(0, (0, TOKENS, 0))]
+    placed = [dtorch.Tensor(t, device_mesh=mesh_named("ep=3"), placements=places) for t in given]
+    torch.testing.assert_close(ours(*placed).to_torch(), plain(*given))
+
+
 def test_a_plan_says_who_has_how_many() -> None:
     plain, mesh = mixtral_experts(), mesh_named("ep=2")
     row = {"ep": Shard(0, sizes=(3, 1))}

@@ -97,6 +97,7 @@ class Experts:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(type(self.module).forward).bind(self.module, *args, **kwargs)
+        bound.apply_defaults()
         tokens, index, weights = tuple(bound.arguments.values())[1:]
         if index is None or weights is None or index.shape != weights.shape or index.ndim != 2:
             return type(self.module).forward(self.module, *bound.args[1:])
@@ -249,5 +250,5 @@ def _repeated(tokens: torch.Tensor, order: torch.Tensor, choices: int) -> torch.
 
 def _combined(rows: torch.Tensor, order: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The weighted sum of what each token's choices gave, from the order of travel."""
-    made = rows[order.argsort()].view(*weights.shape, -1)
+    made = rows[order.argsort()].view(*weights.shape, rows.shape[-1])
     return (made * weights[..., None]).sum(1).to(rows.dtype)
