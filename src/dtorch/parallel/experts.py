@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from ..tensor.rows import rows_sent
 from ..tensor.tensor import Tensor
 from .axes import EXPERT, TENSOR
 
-SIGNATURES = (("top_k_index", "top_k_weights"), ("router_indices", "routing_weights"))
+SIGNATURES: Collection[tuple[str, ...]] = (("top_k_index", "top_k_weights"), ("router_indices", "routing_weights"))
 """What a ``forward`` of experts takes after the tokens: for each token numbers of experts, and the weights of their results."""
 
 ALIGNED_NBYTES = 16
@@ -44,12 +43,7 @@ def are_experts(module: nn.Module) -> bool:
     tensors = [*module.parameters(), *module.buffers()]
     own = [p for p in module._parameters.values() if p is not None]
     alike = bool(own) and len(own) == len(tensors) and all(p.ndim > 1 and p.shape[0] == count for p in own)
-    return alike and _takes_choices(type(module))
-
-
-@cache
-def _takes_choices(kind: type) -> bool:
-    return tuple(inspect.signature(kind.forward).parameters)[2:] in SIGNATURES  # type: ignore[attr-defined]
+    return alike and tuple(inspect.signature(type(module).forward).parameters)[2:] in SIGNATURES
 
 
 def spread_experts(module: nn.Module, specs: Mapping[str, Spec]) -> list[Any]:
@@ -88,7 +82,7 @@ class Experts:
         self.numbers = Tensor(torch.arange(spec.shape[0]), device_mesh=spec.mesh, placements=self.weights)
         self.homes = _homes(self.numbers._spec, self.axis)
         self.travel = sorted(range(len(self.homes)), key=lambda expert: (self.homes[expert], expert))
-        module.forward = self  # type: ignore[method-assign, assignment]
+        module.forward = self
 
     def remove(self) -> None:
         """Let the module's own ``forward`` stand again."""
