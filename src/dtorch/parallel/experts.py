@@ -217,7 +217,7 @@ class _Arrived(_Share):
         super().__init__(module)
         self.travel = travel
 
-    def __call__(self, rows: torch.Tensor, table: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def __call__(self, rows: torch.Tensor, table: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         if rows.is_meta:
             return torch.empty_like(rows)
         experts = torch.tensor(self.travel, device=rows.device).repeat(table.shape[1] // len(self.travel))
