@@ -18,6 +18,10 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 import dtorch
@@ -82,6 +86,29 @@ def mixtral(**options: Any) -> nn.Module:
         "intermediate_size": 20,
     }
     return MixtralForCausalLM(MixtralConfig(vocab_size=VOCABULARY, num_local_experts=4, **{**sizes, **options})).eval()
+
+
+QWEN_SIZES = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "intermediate_size": 28,
+    "moe_intermediate_size": 20,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+}
+
+
+def qwen2_moe() -> nn.Module:
+    """Five experts, and one that all tokens share."""
+    sizes = {**QWEN_SIZES, "shared_expert_intermediate_size": 16, "decoder_sparse_step": 1}
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(vocab_size=VOCABULARY, **sizes)).eval()
+
+
+def qwen3_moe() -> nn.Module:
+    """Five experts."""
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=VOCABULARY, head_dim=8, **QWEN_SIZES)).eval()
 
 
 LANGUAGE_MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "tied_llama": tied_llama, "gpt2": gpt2, "mixtral": mixtral}

@@ -15,9 +15,9 @@ def test_known_names_pass() -> None:
     check_axes(DeviceMesh("cpu"))
 
 
-@pytest.mark.parametrize("names", [("dp", "model"), ("ep", "tp"), None])
+@pytest.mark.parametrize("names", [("dp", "model"), ("expert", "tp"), None])
 def test_other_names_are_refused_with_the_list_of_known_ones(names: tuple[str, ...] | None) -> None:
-    with pytest.raises(UsageError, match=r"(?s)understands dp .*fsdp .*tp .*pp .*where: parallelize"):
+    with pytest.raises(UsageError, match=r"(?s)understands dp .*fsdp .*tp .*pp .*ep .*where: parallelize"):
         check_axes(init_device_mesh("cpu", (2, 2), mesh_dim_names=names))
 
 

@@ -45,7 +45,8 @@ def parallelize(
 
     Afterwards the module is called as before, with plain tensors or global ones; its outputs are global tensors. An
     axis ``dp`` splits the batch, ``fsdp`` the batch and every weight between its uses, ``tp`` splits weights, ``pp`` splits
-    layers into stages, each on a mesh of its own, and ``ulysses_cp`` and ``ring_cp`` split the sequence.
+    layers into stages, each on a mesh of its own, ``ulysses_cp`` and ``ring_cp`` split the sequence, ``ep`` splits the
+    batch and spreads experts.
     Attention heads are never cut: where their number does not divide, some devices have more. Tied weights stay one
     parameter. ``describe(module)`` tells what was done.
 

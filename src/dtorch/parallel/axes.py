@@ -8,9 +8,9 @@ from ..core.errors import PlacementError, UsageError, four_parts
 from ..core.mesh import DeviceMesh
 from ..core.placements import REPLICATE, Placement, Placements
 
-DATA, SHARDED, TENSOR, PIPELINE = "dp", "fsdp", "tp", "pp"
+DATA, SHARDED, TENSOR, PIPELINE, EXPERT = "dp", "fsdp", "tp", "pp", "ep"
 ULYSSES, RING = "ulysses_cp", "ring_cp"
-BATCH_AXES = (DATA, SHARDED)
+BATCH_AXES = (DATA, SHARDED, EXPERT)
 """Axes that split the batch, dim 0 of what a model is given."""
 SEQUENCE_AXES = (ULYSSES, RING)
 """Axes that split the sequence, dim 1 of tokens."""
@@ -102,4 +102,5 @@ MEANINGS = {
     PIPELINE: "splits layers into stages",
     ULYSSES: "splits the sequence; attention exchanges it for heads",
     RING: "splits the sequence; attention passes keys and values round",
+    EXPERT: "splits the batch, and experts",
 }

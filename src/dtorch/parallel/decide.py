@@ -12,7 +12,8 @@ from ..core.errors import PlacementError, four_parts
 from ..core.mesh import DeviceMesh, Family
 from ..core.placements import Partial, Placement, Shard
 from ..core.spec import Spec
-from .axes import PIPELINE, SHARDED, TENSOR, placements_on, size_of
+from .axes import EXPERT, PIPELINE, SHARDED, TENSOR, placements_on, size_of
+from .experts import are_experts
 from .heads import head_sizes, heads_at
 from .layout import Layout
 from .plan import Plan
@@ -29,7 +30,7 @@ def decide(module: nn.Module, mesh: DeviceMesh, stages: Stages, plan: Plan) -> L
     homes = mesh.unbind(PIPELINE)
     meshes = tuple(homes * (stages.count // len(homes)))
     modules = dict(module.named_modules(remove_duplicate=False))
-    deciding = _Deciding(modules, plan, size_of(mesh, TENSOR), size_of(mesh, SHARDED))
+    deciding = _Deciding(modules, plan, size_of(mesh, TENSOR), size_of(mesh, SHARDED), size_of(mesh, EXPERT))
     tensors = {join(owner, n): (owner, n, t) for owner, m in deciding.modules.items() for n, t in own_tensors(m).items()}
     first: dict[int, str] = {}
     splits: dict[str, dict[str, Placement]] = {}
@@ -45,6 +46,8 @@ def decide(module: nn.Module, mesh: DeviceMesh, stages: Stages, plan: Plan) -> L
         specs[full] = Spec.make(home, placements_on(home, splits[main]), tensor.shape, tensor.dtype)
         if main != full:
             tied[full] = main
+    if deciding.hosts > 1 and SPREAD not in deciding.remarks:
+        deciding.remarks[NO_EXPERTS] = None
     remarks = (*deciding.remarks, *(f"{name} is {main}: one parameter, placed once" for name, main in tied.items()))
     family = Family((mesh, *meshes))
     return Layout(type(module).__name__, mesh, meshes, stages, plan.source, specs, tied, remarks, family)
@@ -57,17 +60,21 @@ def join(owner: str, name: str) -> str:
 
 @dataclass
 class _Deciding:
-    """The placement of single tensors by a plan, on a tensor-parallel axis of ``devices`` and an axis of ``shards``."""
+    """The placement of single tensors by a plan, on axes of so many devices: ``tp``, ``fsdp`` and ``ep``."""
 
     modules: Mapping[str, nn.Module]
     plan: Plan
     devices: int
     shards: int
+    hosts: int
     remarks: dict[str, None] = field(default_factory=dict)
 
     def split(self, owner: str, name: str, tensor: torch.Tensor) -> dict[str, Placement]:
         """Placements by axis name of one parameter or buffer."""
         choice = self.plan.choice(owner, name)
+        if self.hosts > 1 and (choice is None or isinstance(choice, str)) and are_experts(self.modules[owner]):
+            self.remarks[SPREAD] = None
+            return {EXPERT: Shard(0), TENSOR: Shard(0)}
         if choice is None or (isinstance(choice, str) and name in self.modules[owner]._buffers):
             return {}
         if not isinstance(choice, str):
@@ -121,6 +128,8 @@ def _check_sharded(name: str, split: Mapping[str, Placement], ndim: int) -> None
         )
 
 
+SPREAD = "experts are spread over ep, and over tp where there is one: each device has whole ones"
+NO_EXPERTS = "no experts that ep could spread by itself: it splits the batch"
 WHOLE = "weights without a dim as long as fsdp that tp leaves whole are whole on fsdp"
 PACKED = "a matrix that holds several one after the other is cut as one, so what it gives has to be moved to meet its partner"
 REPEATED = "{} key/value heads for {} devices: every device keeps all of those, and its own share of the query heads"

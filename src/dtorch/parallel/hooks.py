@@ -14,6 +14,7 @@ from ..core.placements import REPLICATE, Partial, Placement, Placements, Shard
 from ..core.spec import fitting_placements
 from ..tensor.tensor import Tensor
 from .axes import BATCH_AXES, SEQUENCE_AXES, TENSOR, dividing, placements_on
+from .experts import spread_experts
 from .fsdp import Sharding
 from .layout import Layout
 from .plan import Plan
@@ -35,7 +36,7 @@ MOVES = "_dtorch_moves"
 
 
 def install(module: nn.Module, layout: Layout, plan: Plan, zero: int) -> None:
-    """Hang the hooks: on the model, at the entrances of stages, where a style asks for a whole output, and of ``fsdp``."""
+    """Hang the hooks: on the model, at the entrances of stages, where a style asks for a whole output, of ``fsdp`` and ``ep``."""
     for handle in getattr(module, HANDLES, ()):
         handle.remove()
     moves = Moves()
@@ -54,6 +55,7 @@ def install(module: nn.Module, layout: Layout, plan: Plan, zero: int) -> None:
         if hook is not None:
             handles.append(part.register_forward_hook(hook))
     handles += Sharding(zero).install(module, layout.specs)
+    handles += spread_experts(module, layout.specs)
     setattr(module, HANDLES, handles)
     setattr(module, MOVES, moves)
 
