@@ -20,7 +20,7 @@ from .pool import records
 from .record import GOOD
 from .run import run_cell
 from .store import Store
-from .zoo import MODELS, missing
+from .zoo import MODELS, be_quiet, missing
 
 WRONG_USE = 2
 
@@ -44,6 +44,7 @@ def _one(text: str) -> int:
     cell = parse_cell(text)
     _check_models([cell.model])
     torch.set_num_threads(1)
+    be_quiet()
     record = run_cell(cell)
     print(f"{cell}: {record.kind}, forward {record.forward:.1e}, backward {record.backward:.1e}, {record.seconds:.1f} s")
     print(record.text, end="\n" if record.text else "")

@@ -15,6 +15,7 @@ import torch
 from .cell import Cell
 from .record import FAILED, Record
 from .run import run_cell
+from .zoo import be_quiet
 
 SIZE = 25
 """Cells of one process, so that memory stays bounded."""
@@ -26,6 +27,7 @@ Target = Callable[[Sequence[Cell], Any], None]
 def main(cells: Sequence[Cell], answer: Any) -> None:
     """Run cells one after another and send their records."""
     torch.set_num_threads(1)
+    be_quiet()
     for cell in cells:
         answer.send(run_cell(cell))
     answer.close()
@@ -78,10 +80,11 @@ class _Running:
 
     def __init__(self, context: Any, target: Target, cells: Sequence[Cell], limit_s: float) -> None:
         self.cells, self.limit_s, self.over = deque(cells), limit_s, False
-        self.deadline = time.monotonic() + limit_s
         self.answer, theirs = context.Pipe(duplex=False)
         self.process = context.Process(target=target, args=(cells, theirs), daemon=True)
+        # Returns when the server has imported what it forks from, which may take long.
         self.process.start()
+        self.deadline = time.monotonic() + limit_s
         theirs.close()
 
     @property

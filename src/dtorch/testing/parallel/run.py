@@ -22,7 +22,7 @@ from .zoo import MODELS
 FORWARD, BACKWARD = 1e-5, 1e-4
 """Largest error of outputs and of gradients, by the largest value of the tensor."""
 
-SMALL = 1e-3
+SMALL = 1e-2
 """A gradient is measured by this part of the largest one of the model at least: some are zero but for rounding."""
 
 

@@ -76,6 +76,11 @@ def _real() -> Any:
     return load_model().model
 
 
+def be_quiet() -> None:
+    """Keep transformers from telling of the configurations of these models, in this process."""
+    transformers.logging.set_verbosity_error()
+
+
 def missing(name: str) -> str:
     """Why a model cannot be built here; empty where it can."""
     try:
