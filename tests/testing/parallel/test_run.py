@@ -14,7 +14,8 @@ from dtorch.testing.parallel.record import FAILED, REFUSED, RIGHT, WRONG
 from tests.models.zoo import ANY_RULE
 
 pytestmark = ANY_RULE
-TEXT = "vit:tp=2:batch=2"
+MODEL = "llama"
+TEXT = f"{MODEL}:tp=2:batch=2"
 
 
 def kind_of(text: str) -> str:
@@ -32,7 +33,7 @@ def test_more_stages_than_layers_are_refused() -> None:
 
 def test_what_must_be_refused_and_is_not_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "impossible", lambda cell: True)
-    with pytest.raises(AssertionError, match="vit:tp=2:batch=2: wrong: not refused"):
+    with pytest.raises(AssertionError, match=f"{TEXT}: wrong: not refused"):
         check(TEXT)
 
 
@@ -54,20 +55,20 @@ def test_other_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch, of: str) -> No
         answer = true(module, given)
         return {k: v * 1.001 for k, v in answer.items()} if isinstance(answer, dict) else answer * 1.001
 
-    oracle.answer("vit", parse_cell(TEXT).inputs())
+    oracle.answer(MODEL, parse_cell(TEXT).inputs())
     monkeypatch.setattr(oracle, of, other)
     assert kind_of(TEXT) == WRONG
 
 
 def test_numbers_that_are_none_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    oracle.answer("vit", parse_cell(TEXT).inputs())
+    oracle.answer(MODEL, parse_cell(TEXT).inputs())
     true = oracle.logits
     monkeypatch.setattr(oracle, "logits", lambda *args: true(*args) * torch.nan)
     assert kind_of(TEXT) == WRONG
 
 
 def test_a_gradient_on_one_side_only_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    oracle.answer("vit", parse_cell(TEXT).inputs())
+    oracle.answer(MODEL, parse_cell(TEXT).inputs())
     true = oracle.gradients_of
     monkeypatch.setattr(oracle, "gradients_of", lambda *args: dict.fromkeys(true(*args)))
     assert kind_of(TEXT) == WRONG

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .zoo import MODELS, PAD, Inputs
+from .zoo import FOR_LOSS, MODELS, PAD, Inputs
 
 NEW_TOKENS = 5
 KEPT = 2
@@ -41,9 +41,9 @@ def answer(model: str, inputs: tuple[int, int]) -> Answer:
 
 
 def logits(module: Any, given: Inputs) -> torch.Tensor:
-    """Outputs, without a gradient and without labels."""
+    """Outputs, without a gradient and without a loss."""
     with torch.no_grad():
-        return module(**{k: v for k, v in given.items() if k != "labels"}).logits
+        return module(**_prompt(given)).logits
 
 
 def gradients_of(module: Any, given: Inputs) -> dict[str, torch.Tensor | None]:
@@ -54,5 +54,8 @@ def gradients_of(module: Any, given: Inputs) -> dict[str, torch.Tensor | None]:
 
 def generated(module: Any, given: Inputs) -> torch.Tensor:
     """Greedy continuation, with the key/value cache."""
-    prompt = {k: v for k, v in given.items() if k != "labels"}
-    return module.generate(**prompt, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=PAD)
+    return module.generate(**_prompt(given), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=PAD)
+
+
+def _prompt(given: Inputs) -> Inputs:
+    return {name: value for name, value in given.items() if name not in FOR_LOSS}

@@ -18,7 +18,10 @@ VOCABULARY = 61
 PAD = 0
 IMAGE = 8
 
-Inputs = dict[str, torch.Tensor]
+FOR_LOSS = ("labels", "output_router_logits")
+"""Inputs that only a loss needs."""
+
+Inputs = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Subject:
 
     Attributes:
         make: builds it, in evaluation mode, always with the same weights.
-        inputs: what it is given, labels included, for a number of samples and of tokens.
+        inputs: what it is given for a number of samples and of tokens, with labels and what else only a loss needs.
         layers: how many it has, so that more stages are refused.
         generates: whether it has ``generate``.
     """
@@ -46,6 +49,11 @@ def tokens(batch: int, length: int) -> Inputs:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.clone()}
 
 
+def routed_tokens(batch: int, length: int) -> Inputs:
+    """The same for a model with experts, whose loss is also of how they are chosen."""
+    return {**tokens(batch, length), "output_router_logits": True}
+
+
 def images(batch: int, length: int) -> Inputs:
     """Random images, each with a class; the length has no meaning."""
     generator = torch.Generator().manual_seed(1)
@@ -57,10 +65,6 @@ def _random(kind: str, config: str, **options: Any) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return getattr(transformers, kind)(getattr(transformers, config)(initializer_range=SPREAD, **options)).eval()
-
-
-def _subject(kind: str, config: str, layers: int, **options: Any) -> Subject:
-    return Subject(partial(_random, kind, config, **options), tokens, layers)
 
 
 def _decoder(hidden: int, layers: int, heads: int, key_values: int, inner: int) -> dict[str, Any]:
@@ -98,23 +102,22 @@ REAL = "smollm2"
 
 _GPT2 = {"n_embd": 24, "n_layer": 3, "n_head": 3, "vocab_size": VOCABULARY, "n_positions": 64}
 _BERT = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, **_encoder(24, 4, 3, 50)}
-_MIXTRAL = {"num_local_experts": 4, "output_router_logits": True, **_decoder(24, 3, 6, 2, 20)}
+_MIXTRAL = {"num_local_experts": 4, **_decoder(24, 3, 6, 2, 20)}
 _VIT = {"image_size": IMAGE, "patch_size": 2, "num_labels": 5, **_encoder(20, 2, 5, 30)}
 _QWEN_MOE = {
     "num_experts": 5,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 10,
+    "moe_intermediate_size": 12,
     "shared_expert_intermediate_size": 14,
-    "output_router_logits": True,
     **_decoder(24, 3, 4, 4, 30),
 }
 
 MODELS = {
-    "llama": _subject("LlamaForCausalLM", "LlamaConfig", 3, **_decoder(36, 3, 9, 3, 50)),
-    "gpt2": _subject("GPT2LMHeadModel", "GPT2Config", 3, **_GPT2),
+    "llama": Subject(partial(_random, "LlamaForCausalLM", "LlamaConfig", **_decoder(36, 3, 9, 3, 50)), tokens, 3),
+    "gpt2": Subject(partial(_random, "GPT2LMHeadModel", "GPT2Config", **_GPT2), tokens, 3),
     "bert": Subject(partial(_random, "BertForMaskedLM", "BertConfig", **_BERT), tokens, 4, generates=False),
-    "mixtral": _subject("MixtralForCausalLM", "MixtralConfig", 3, **_MIXTRAL),
+    "mixtral": Subject(partial(_random, "MixtralForCausalLM", "MixtralConfig", **_MIXTRAL), routed_tokens, 3),
     "vit": Subject(partial(_random, "ViTForImageClassification", "ViTConfig", **_VIT), images, 2, generates=False),
-    "qwen_moe": _subject("Qwen2MoeForCausalLM", "Qwen2MoeConfig", 3, **_QWEN_MOE),
+    "qwen_moe": Subject(partial(_random, "Qwen2MoeForCausalLM", "Qwen2MoeConfig", **_QWEN_MOE), routed_tokens, 3),
     REAL: Subject(_real, tokens, 30),
 }
