@@ -9,11 +9,12 @@ STAMP := $(VENV)/.installed
 
 export PROMPT ?=
 export MESH ?=
-# Processes of the operator sweep and of the random programs, and how many programs.
+# Processes of the operator sweep, the random programs and the parallel cells; how many programs, and cells of each model.
 JOBS ?= 1
 COUNT ?= 20000
+CELLS ?= 300
 
-.PHONY: demo test check bench docs gpu opdb programs clean
+.PHONY: demo test check bench docs gpu opdb programs parallel clean
 
 demo: $(STAMP)
 	$(BIN)/dtorch demo $${PROMPT:+--prompt "$$PROMPT"} $${MESH:+--mesh "$$MESH"}
@@ -40,6 +41,9 @@ opdb: $(STAMP)
 
 programs: $(STAMP)
 	$(BIN)/python -m dtorch.testing.programs --count $(COUNT) --jobs $(JOBS)
+
+parallel: $(STAMP)
+	$(BIN)/python -m dtorch.testing.parallel --cells $(CELLS) --jobs $(JOBS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache .hypothesis
