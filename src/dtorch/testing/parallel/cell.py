@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.errors import UsageError, four_parts
 from ...core.mesh import DeviceMesh, init_device_mesh
-from ...parallel.axes import PIPELINE, SHARDED, check_axes
+from ...parallel.axes import PIPELINE, SHARDED, TENSOR, check_axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Option:
 
 
 KEYWORDS = {
+    "sp": Option(0, (0, 1), TENSOR),
     "zero": Option(3, (1, 2, 3), SHARDED),
     "virtual_stages": Option(1, (1, 1, 1, 2), PIPELINE),
 }
