@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -388,10 +388,19 @@ def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises, also where the tests run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("error", "kind"), [(fail, ValueError), (interrupt, KeyboardInterrupt)])
 @pytest.mark.parametrize("call", [1, 3])
 @pytest.mark.parametrize("layer", [1, 6])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_failure_leaves_everything_as_it_was(
     schedule: str, layer: int, call: int, error: Callable[[], None], kind: type[BaseException]
 ) -> None:
