@@ -297,7 +297,8 @@ def test_exactly_these_collectives(
     name: str, placements: list[list[Placement]], out: list[Placement], collectives: list[str]
 ) -> None:
     if name in NEWER and not hasattr(F, name):
-        pytest.skip("a newer PyTorch has it")
+        # Never under the version that constraints.txt pins, which has them all.
+        pytest.skip(f"PyTorch {torch.__version__} has no {name}; the package takes versions from 2.11 on")
     program, plain = PROGRAMS[name][0], inputs_of(name)
     mesh = LINE if len(placements[0]) == 1 else GRID
     ours = [place(t, mesh, p) for t, p in zip(plain, placements, strict=True)]
