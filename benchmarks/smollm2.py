@@ -27,7 +27,7 @@ def distributed(mesh: DeviceMesh) -> Any:
     return dtorch.parallelize(copy.deepcopy(plain(mesh.device_type)), mesh)
 
 
-def prompt(length: int, device: str) -> torch.Tensor:
-    """Token ids ``(1, length)`` without meaning, the same in every run."""
+def prompt(length: int, device: str, samples: int = 1) -> torch.Tensor:
+    """Token ids ``(samples, length)`` without meaning, the same in every run."""
     generator = torch.Generator().manual_seed(length)
-    return torch.randint(0, VOCABULARY, (1, length), generator=generator).to(device)
+    return torch.randint(0, VOCABULARY, (samples, length), generator=generator).to(device)
