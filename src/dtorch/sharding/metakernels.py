@@ -168,6 +168,21 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """Steps of optimizers return nothing; they have no meta kernel."""
 
 
+def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """Contiguous tensors of one dtype that fit, end to end: a cache that grows asks at every token, and Python answers slowly."""
+    first, along = tensors[0], dim % max(tensors[0].ndim, 1)
+    around = [(t.shape[:along], t.shape[along + 1 :], t.dtype) for t in tensors]
+    plain = all(part == around[0] for part in around) and -first.ndim <= dim < first.ndim
+    if not (plain and all(t.is_contiguous() and not _is_channels_last(t) for t in tensors)):
+        return _aten.cat.default(tensors, dim)
+    return first.new_empty((*first.shape[:along], sum(t.shape[along] for t in tensors), *first.shape[along + 1 :]))
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return tensor.ndim in formats and tensor.is_contiguous(memory_format=formats[tensor.ndim])
+
+
 def _where(condition: torch.Tensor, *rest: Any) -> torch.Tensor:
     """Bytes, which the kernels take for truth, and the meta kernel refuses."""
     return _aten.where(condition.bool(), *rest)
@@ -228,6 +243,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "aten::_histogramdd_from_bin_cts": _bin_counts,
     "aten::_histogramdd_from_bin_tensors": _bin_counts,
     "aten::where": _where,
+    "aten::cat": _joined,
     "aten::index": _picked(_aten.index.Tensor),
     "aten::__lshift__": _shifted(_aten.__lshift__),
     "aten::__rshift__": _shifted(_aten.__rshift__),
