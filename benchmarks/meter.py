@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from dtorch.controller.service import Service
 from dtorch.core.program import Calls, DefinePlan, Instruction, Reply
-from dtorch.tensor import client as clients
 from dtorch.tensor.client import Client
-from dtorch.transport.inprocess import InlineTransport
+from dtorch.testing.sessions import own_session
 from dtorch.worker.executor import Executor
 from dtorch.worker.store import Poison
 
@@ -69,14 +67,8 @@ class Meter(Executor):
 @contextmanager
 def metered(operator: str) -> Iterator[tuple[Client, Meter]]:
     """A session with a meter in place of the running one, which comes back afterwards. Every instruction runs at once."""
-    before, meter = clients.running(), Meter(operator)
-    client = Client(Service(InlineTransport(meter)), lambda mesh: None, synchronous=True)
-    clients.set_current(client)
-    try:
+    with own_session(Meter(operator), synchronous=True) as (client, meter):
         yield client, meter
-    finally:
-        client.close()
-        clients.set_current(before)
 
 
 def _place(value: Any) -> int:

@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 import dtorch
 from dtorch import DeviceMesh, Partial, Replicate, Shard, init_device_mesh
 from dtorch.core.placements import Placement
+from dtorch.testing.sessions import own_session
 from tests.cases import CASES
 from tests.sharding.harness import check, place, same, values
-from tests.tensor.sessions import own_session
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no sharding rule:RuntimeWarning")
 R = Replicate()

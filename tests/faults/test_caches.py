@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 import dtorch
 from dtorch import Partial, Replicate, Shard, init_device_mesh
+from dtorch.testing.sessions import own_session
 from tests.sharding.harness import place, same, values
-from tests.tensor.sessions import own_session
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no sharding rule:RuntimeWarning")
 R = Replicate()

@@ -140,3 +140,16 @@ def assert_close(actual: dtorch.Tensor, expected: torch.Tensor) -> None:
     """Equal within 1e-5 of the largest value."""
     error = (actual.detach().to_torch() - expected.detach()).abs().max()
     assert error <= 1e-5 * expected.abs().max(), f"off by {error}"
+
+
+def assert_same_training(distributed: Any, model: Any, **inputs: Any) -> None:
+    """Equal outputs and loss, and gradients that lie as their parameters do, within 1e-4 of the largest value."""
+    expected, out = model(**inputs), distributed(**inputs)
+    assert_close(out.logits, expected.logits)
+    assert_close(out.loss, expected.loss)
+    expected.loss.backward()
+    out.loss.backward()
+    for (where, a), b in zip(distributed.named_parameters(), model.parameters(), strict=True):
+        if b.grad is not None:
+            assert a.grad.placements == a.placements, where
+            assert (a.grad.to_torch() - b.grad).abs().max() <= 1e-4 * max(b.grad.abs().max(), 1e-3), where

@@ -10,7 +10,18 @@ import torch
 import dtorch
 from dtorch import Replicate, Shard, init_device_mesh
 from dtorch.parallel import plan_of
-from tests.models.zoo import ANY_RULE, MODELS, PAD, VOCABULARY, assert_close, llama, on_mesh, tied_llama, without_dropout
+from tests.models.zoo import (
+    ANY_RULE,
+    MODELS,
+    PAD,
+    VOCABULARY,
+    assert_close,
+    assert_same_training,
+    llama,
+    on_mesh,
+    tied_llama,
+    without_dropout,
+)
 
 pytestmark = ANY_RULE
 
@@ -39,16 +50,7 @@ def test_logits_loss_and_gradients(name: str, mesh: str) -> None:
     distributed = with_sp(model, mesh)
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
-    expected = model(input_ids=ids, attention_mask=mask, labels=ids)
-    out = distributed(input_ids=ids, attention_mask=mask, labels=ids)
-    assert_close(out.logits, expected.logits)
-    assert_close(out.loss, expected.loss)
-    expected.loss.backward()
-    out.loss.backward()
-    for (where, a), b in zip(distributed.named_parameters(), model.parameters(), strict=True):
-        if b.grad is not None:
-            assert a.grad.placements == a.placements, where
-            assert (a.grad.to_torch() - b.grad).abs().max() <= 1e-4 * max(b.grad.abs().max(), 1e-3), where
+    assert_same_training(distributed, model, input_ids=ids, attention_mask=mask, labels=ids)
 
 
 @pytest.mark.parametrize("mesh", MESHES)

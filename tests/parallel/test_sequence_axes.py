@@ -7,7 +7,17 @@ import torch
 from torch import nn
 
 from dtorch import DeviceMesh, Replicate, Shard, init_device_mesh
-from tests.models.zoo import ANY_RULE, MODELS, PAD, VOCABULARY, assert_close, llama, on_mesh, without_dropout
+from tests.models.zoo import (
+    ANY_RULE,
+    MODELS,
+    PAD,
+    VOCABULARY,
+    assert_close,
+    assert_same_training,
+    llama,
+    on_mesh,
+    without_dropout,
+)
 from tests.parallel.test_hooks import Catcher
 
 pytestmark = ANY_RULE
@@ -73,16 +83,7 @@ def test_logits_loss_and_gradients(name: str, mesh: str) -> None:
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
     labels = ids.masked_fill(mask == 0, -100)
-    expected = model(input_ids=ids, attention_mask=mask, labels=labels)
-    out = distributed(input_ids=ids, attention_mask=mask, labels=labels)
-    assert_close(out.logits, expected.logits)
-    assert_close(out.loss, expected.loss)
-    expected.loss.backward()
-    out.loss.backward()
-    for (where, a), b in zip(distributed.named_parameters(), model.parameters(), strict=True):
-        if b.grad is not None:
-            assert a.grad.placements == a.placements, where
-            assert (a.grad.to_torch() - b.grad).abs().max() <= 1e-4 * max(b.grad.abs().max(), 1e-3), where
+    assert_same_training(distributed, model, input_ids=ids, attention_mask=mask, labels=labels)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5])

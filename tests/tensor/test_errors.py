@@ -27,9 +27,9 @@ from dtorch import (
     init_device_mesh,
 )
 from dtorch.tensor import client as clients
+from dtorch.testing.sessions import own_session
 from dtorch.transport.inprocess import InlineTransport, ThreadTransport
 from tests.sharding.harness import place, values
-from tests.tensor.sessions import own_session
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no sharding rule:RuntimeWarning")
 R = Replicate()

@@ -12,10 +12,10 @@ from dtorch import MeshError, RemoteError, Replicate, Shard, Tensor, init_device
 from dtorch.core.program import Read
 from dtorch.core.spec import Spec
 from dtorch.tensor.filling import Filling, fill
+from dtorch.testing.sessions import own_session
 from dtorch.transport.inprocess import InlineTransport
 from dtorch.transport.messages import EncodedTransport
 from dtorch.worker.executor import Executor
-from tests.tensor.sessions import own_session
 
 DATA = torch.arange(35.0).reshape(7, 5)
 MESHES = {"one": (1,), "three": (3,), "two axes": (2, 3)}

@@ -11,9 +11,9 @@ import torch
 
 import dtorch
 from dtorch import RemoteError, Shard, TensorFuture, init_device_mesh
+from dtorch.testing.sessions import own_session
 from dtorch.transport.inprocess import ThreadTransport
 from dtorch.worker.executor import Executor
-from tests.tensor.sessions import own_session
 
 MESH = init_device_mesh("cpu", 2)
 

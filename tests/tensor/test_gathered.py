@@ -12,9 +12,9 @@ import dtorch
 from dtorch import Replicate, Shard, explain, init_device_mesh
 from dtorch.tensor.client import Client
 from dtorch.tensor.gathered import Gathered
+from dtorch.testing.sessions import own_session
 from dtorch.worker.executor import Executor
 from tests.sharding.harness import place, values
-from tests.tensor.sessions import own_session
 
 R = Replicate()
 MESH = init_device_mesh("cpu", (2, 3), mesh_dim_names=("a", "b"))

@@ -11,10 +11,10 @@ import torch
 import dtorch
 from dtorch import Partial, Replicate, Shard, init_device_mesh
 from dtorch.tensor.client import Client
+from dtorch.testing.sessions import own_session
 from dtorch.transport.inprocess import ThreadTransport
 from dtorch.worker.executor import Executor
 from tests.sharding.harness import place, values
-from tests.tensor.sessions import own_session
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no sharding rule:RuntimeWarning")
 R = Replicate()

@@ -18,8 +18,8 @@ from dtorch import MeshError, Replicate, Shard, UsageError, init_device_mesh
 from dtorch.tensor import client as clients
 from dtorch.tensor.client import Client
 from dtorch.tensor.dispatch import operator_of
+from dtorch.testing.sessions import own_session
 from tests.sharding.harness import place, values
-from tests.tensor.sessions import own_session
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no sharding rule:RuntimeWarning")
 R = Replicate()

@@ -12,8 +12,8 @@ import torch
 import dtorch
 from dtorch import Partial, Replicate, Shard, init_device_mesh
 from dtorch.core.placements import Placement
+from dtorch.testing.sessions import own_session
 from dtorch.transport.inprocess import ThreadTransport
-from tests.tensor.sessions import own_session
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
 MESH = init_device_mesh("cpu", 2)

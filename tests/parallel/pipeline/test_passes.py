@@ -20,6 +20,7 @@ import dtorch
 from dtorch.parallel.hooks import moves_of
 from dtorch.parallel.pipeline.gradients import Gradients
 from dtorch.parallel.pipeline.passes import Pass
+from dtorch.testing.sessions import own_session
 from tests.models.zoo import ANY_RULE, bert, mixtral, without_dropout
 from tests.parallel.pipeline.models import (
     LANGUAGE_MODELS,
@@ -31,7 +32,6 @@ from tests.parallel.pipeline.models import (
     staged,
     text,
 )
-from tests.tensor.sessions import own_session
 
 pytestmark = ANY_RULE
 SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)]

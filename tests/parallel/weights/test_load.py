@@ -14,10 +14,10 @@ from torch import nn
 from dtorch import PlacementError, RemoteError, Replicate, Shard, Tensor, UsageError, describe, init_device_mesh, load_pretrained
 from dtorch.core.program import Load, Put
 from dtorch.parallel.weights import load as load_module
+from dtorch.testing.sessions import own_session
 from dtorch.transport.inprocess import InlineTransport
 from dtorch.worker.executor import Executor
 from tests.parallel.test_states import MESHES, PLAN, Model, step, values
-from tests.tensor.sessions import own_session
 
 
 def mesh_named(name: str):

@@ -55,7 +55,7 @@ class Entry:
             )
 
 
-def answers(name: str, settings: Settings, answer: Any, at: Any) -> None:
+def answers(name: str, settings: Settings, at: Any, answer: Any) -> None:
     """A child's program that ends as the operator's name says."""
     at.value = b"forward:float32:3:0:R"
     if name == "hangs":

@@ -48,7 +48,7 @@ def test_a_process_that_ends_costs_one_program(monkeypatch: pytest.MonkeyPatch) 
     assert [(f.number, f.kind, f.text) for f in total.failures] == [(4, STUCK, "the process ended with -9")]
 
 
-def _ends_at_four(numbers: Any, settings: Settings, answer: Any, at: Any) -> None:
+def _ends_at_four(numbers: Any, settings: Settings, at: Any, answer: Any) -> None:
     if 4 in numbers:
         at.value = 4
         os.kill(os.getpid(), signal.SIGKILL)

@@ -11,12 +11,12 @@ from .run import run_operator
 from .settings import Settings
 
 
-def main(name: str, settings: Settings, answer: Any, at: Any) -> None:
+def main(name: str, settings: Settings, at: Any, answer: Any) -> None:
     """Run an operator and send its record.
 
     Args:
-        answer: connection that takes the record, as ``Record.to_json`` gives it.
         at: shared memory that always holds the text of the case at hand, for when this process dies.
+        answer: connection that takes the record, as ``Record.to_json`` gives it.
     """
     torch.set_num_threads(1)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from multiprocessing.connection import wait
 from typing import Any
 
 import torch
 
+from ..processes import Process, at_work
 from .cell import Cell
 from .record import FAILED, Record
 from .run import run_cell
@@ -40,27 +37,13 @@ def records(cells: Iterable[Cell], jobs: int, limit_s: float, target: Target = m
         limit_s: time for one cell; the first of a process needs some to load the model, too.
         target: a function of some module, which a server imports once and the processes are forked from.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([target.__module__])
-    waiting = deque(_bunches(cells))
-    running: dict[Any, _Running] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                started = _Running(context, target, waiting.popleft(), limit_s)
-                running[started.answer] = started
-            until = min(r.deadline for r in running.values())
-            ready = wait(list(running), max(0.0, until - time.monotonic()))
-            for answer in [*ready, *(a for a, r in running.items() if a not in ready and r.late)]:
-                yield running[answer].next()
-                if running[answer].over:
-                    ended = running.pop(answer)
-                    ended.end()
-                    if ended.cells:
-                        waiting.appendleft(list(ended.cells))
-    finally:
-        for left in running.values():
-            left.end()
+
+    def start(left: Sequence[Cell]) -> Process:
+        return Process(target, (list(left),), left, limit_s)
+
+    for process in at_work(_bunches(cells), start, jobs):
+        cell = str(process.left[0])
+        yield process.heard() or Record(cell, FAILED, process.how)
 
 
 def _bunches(cells: Iterable[Cell]) -> Iterator[list[Cell]]:
@@ -69,47 +52,3 @@ def _bunches(cells: Iterable[Cell]) -> Iterator[list[Cell]]:
     for _, group in groupby(order, lambda c: c.model):
         alike = list(group)
         yield from (alike[i : i + SIZE] for i in range(0, len(alike), SIZE))
-
-
-class _Running:
-    """A process with the cells that it has still to do, the one at hand first. Its owner calls ``end``.
-
-    Attributes:
-        over: it will send no more.
-    """
-
-    def __init__(self, context: Any, target: Target, cells: Sequence[Cell], limit_s: float) -> None:
-        self.cells, self.limit_s, self.over = deque(cells), limit_s, False
-        self.answer, theirs = context.Pipe(duplex=False)
-        self.process = context.Process(target=target, args=(cells, theirs), daemon=True)
-        # Returns when the server has imported what it forks from, which may take long.
-        self.process.start()
-        self.deadline = time.monotonic() + limit_s
-        theirs.close()
-
-    @property
-    def late(self) -> bool:
-        """Whether the time of the cell at hand is over."""
-        return time.monotonic() >= self.deadline
-
-    def next(self) -> Record:
-        """The record of the cell at hand: what was sent, or that its process ended or took too long."""
-        cell = str(self.cells.popleft())
-        try:
-            if self.answer.poll():
-                record = self.answer.recv()
-                self.over, self.deadline = not self.cells, time.monotonic() + self.limit_s
-                return record
-            text = f"no end within {self.limit_s:.0f} s"
-        except EOFError:
-            self.process.join()
-            text = f"the process ended with {self.process.exitcode}"
-        self.over = True
-        return Record(cell, FAILED, text)
-
-    def end(self) -> None:
-        """Kill the process if it still runs, and take leave of it."""
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
-        self.answer.close()

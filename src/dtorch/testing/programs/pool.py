@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections import deque
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import wait
 from typing import Any
 
+from ..processes import CONTEXT, Process, at_work
 from .batch import STUCK, Found, Report, Settings, numbered, run_batch
 
 SIZE = 200
@@ -16,59 +14,35 @@ SIZE = 200
 
 def batches(numbers: Sequence[int], settings: Settings, jobs: int) -> Iterator[Report]:
     """Run programs by number, at most ``jobs`` processes at once, and give a report of each batch as it is done."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    waiting = deque(numbers[i : i + SIZE] for i in range(0, len(numbers), SIZE))
-    running: dict[Any, _Running] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                started = _Running(context, waiting.popleft(), settings)
-                running[started.answer] = started
-            for answer in wait(list(running)):
-                done = running.pop(answer)
-                report, rest = done.finished()
-                if rest:
-                    waiting.appendleft(rest)
-                yield report
-    finally:
-        for left in running.values():
-            left.end()
+
+    def start(left: Sequence[int]) -> _Batch:
+        return _Batch(list(left), settings)
+
+    pieces = (numbers[i : i + SIZE] for i in range(0, len(numbers), SIZE))
+    for process in at_work(pieces, start, jobs):
+        yield process.report()
 
 
-class _Running:
-    """A batch's process. Its owner calls ``finished`` or ``end``."""
+class _Batch(Process):
+    """A batch's process. All its programs are answered by one report, those that it came to."""
 
-    def __init__(self, context: Any, numbers: Sequence[int], settings: Settings) -> None:
-        self.numbers, self.settings = numbers, settings
-        self.at = context.RawValue("q", numbers[0])
-        self.answer, theirs = context.Pipe(duplex=False)
-        self.process = context.Process(target=_main, args=(numbers, settings, theirs, self.at), daemon=True)
-        self.process.start()
-        theirs.close()
+    def __init__(self, numbers: Sequence[int], settings: Settings) -> None:
+        self.settings, self.at = settings, CONTEXT.RawValue("q", numbers[0])
+        super().__init__(_main, (numbers, settings, self.at), [numbers])
 
-    def finished(self) -> tuple[Report, Sequence[int]]:
-        """Its report, and the programs that it did not come to: those after the one at which its process ended."""
-        try:
-            return self.answer.recv(), ()
-        except EOFError:
-            self.process.join()
-            number, seed = self.at.value, self.settings.seed
-            text = f"the process ended with {self.process.exitcode}"
-            found = Found(number, STUCK, text, numbered(seed, number).script())
-            done = number - self.numbers[0] + 1
-            return Report(programs=done, seed=seed, failures=[found]), self.numbers[done:]
-        finally:
-            self.end()
-
-    def end(self) -> None:
-        """Kill the process if it still runs, and take leave of it."""
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
-        self.answer.close()
+    def report(self) -> Report:
+        """What it sent; where it died, that, and the programs that it did not come to are left."""
+        numbers = self.left[0]
+        report = self.heard()
+        if report is not None:
+            return report
+        number, seed = self.at.value, self.settings.seed
+        found = Found(number, STUCK, self.how, numbered(seed, number).script())
+        done = number - numbers[0] + 1
+        self.left.extend(numbers[done:])
+        return Report(programs=done, seed=seed, failures=[found])
 
 
-def _main(numbers: Sequence[int], settings: Settings, answer: Any, at: Any) -> None:
+def _main(numbers: Sequence[int], settings: Settings, at: Any, answer: Any) -> None:
     answer.send(run_batch(numbers, settings, at))
     answer.close()
