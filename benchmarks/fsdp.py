@@ -21,7 +21,7 @@ from dtorch.parallel.stages import find_layers
 
 from .figure import Figure
 from .meter import metered
-from .setting import Setting
+from .setting import SEED, Setting
 
 DEVICES = 4
 KIB = 1 << 10
@@ -72,7 +72,7 @@ def figures(setting: Setting) -> Iterator[Figure]:
 
 def held_by(model: nn.Module, axis: str, zero: int = 3) -> Held:
     """What a step of a copy of the model holds on the fullest device."""
-    ids = torch.randint(0, 512, (2 * DEVICES, 16), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(0, 512, (2 * DEVICES, 16), generator=torch.Generator().manual_seed(SEED))
     with metered(GATHER) as (client, meter):
         copied = dtorch.parallelize(copy.deepcopy(model), init_device_mesh("cpu", DEVICES, mesh_dim_names=(axis,)), zero=zero)
         optimizer = torch.optim.AdamW(copied.parameters(), lr=1e-3)

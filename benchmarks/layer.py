@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 import dtorch
 
 from .figure import Figure
-from .setting import Setting
+from .setting import SEED, Setting
 from .timing import Pairs, Work, paired
 
 TIMES = 20
@@ -53,7 +53,7 @@ def figures(setting: Setting) -> Iterator[Figure]:
 
 def decoder_layer(device: str) -> tuple[torch.nn.Module, list[torch.Tensor]]:
     """A layer with random weights, and its inputs: hidden states ``(batch, seq, hidden)`` and the rotary cos and sin."""
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     config = LlamaConfig(hidden_size=HIDDEN, intermediate_size=256, num_attention_heads=4, num_key_value_heads=4)
     config._attn_implementation = "sdpa"
     layer = LlamaDecoderLayer(config, layer_idx=0).eval().to(device)

@@ -14,7 +14,7 @@ import torch
 import dtorch
 
 from .figure import Figure
-from .setting import Setting
+from .setting import SEED, Setting
 
 HEADER = ("figure", "measured", "must reach", "", "best known peer")
 
@@ -47,6 +47,7 @@ def machine(setting: Setting) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
         "threads": setting.threads,
+        "seed": SEED,
         "quick": setting.quick,
     }
 

@@ -12,6 +12,9 @@ import dtorch
 from dtorch import DeviceMesh, init_device_mesh
 from dtorch.core.program import Barrier
 
+SEED = 0
+"""Of all random weights and inputs."""
+
 MOST_DEVICES = 512
 """Logical devices of the largest mesh that is measured."""
 
@@ -33,8 +36,9 @@ class Setting:
     quick: bool = False
 
     def start(self) -> None:
-        """Fix the threads, and start a session that holds the largest mesh."""
+        """Fix threads and seed, and start a session that holds the largest mesh."""
         torch.set_num_threads(self.threads)
+        torch.manual_seed(SEED)
         dtorch.init(simulate={self.device: MOST_DEVICES} if self.device != "cpu" else None, worker=self.worker)
 
     def times(self, full: int, quick: int) -> int:
