@@ -95,14 +95,13 @@ class _Deciding:
         if SHARDED in split:
             _check_sharded(name, split, len(shape))
             return split
-        taken = {p.dim % len(shape) for p in split.values() if isinstance(p, Shard)}
-        free = [d for d, n in enumerate(shape) if d not in taken and n >= self.shards]
         if self.shards == 1:
             return split
-        if not free:
+        dim = free_dim(shape, split, self.shards)
+        if dim is None:
             self.remarks[WHOLE] = None
             return split
-        return {**split, SHARDED: Shard(max(free, key=lambda d: shape[d]))}
+        return {**split, SHARDED: Shard(dim)}
 
     def _by_heads(self, owner: str, name: str, length: int, dim: int) -> dict[str, Placement]:
         heads = heads_at(owner, self.modules)
@@ -112,6 +111,13 @@ class _Deciding:
             self.remarks[REPEATED.format(heads.key_value, self.devices)] = None
         sizes = head_sizes(heads, join(owner, name), length, self.devices)
         return {} if sizes is None else {TENSOR: Shard(dim, sizes)}
+
+
+def free_dim(shape: torch.Size, split: Mapping[str, Placement], shards: int) -> int | None:
+    """The longest dim that no axis splits yet and that gives each of so many devices a part; None where there is none."""
+    taken = {p.dim % len(shape) for p in split.values() if isinstance(p, Shard)}
+    free = [d for d, n in enumerate(shape) if d not in taken and n >= shards]
+    return max(free, key=lambda d: shape[d], default=None)
 
 
 def _check_sharded(name: str, split: Mapping[str, Placement], ndim: int) -> None:

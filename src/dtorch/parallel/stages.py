@@ -6,14 +6,17 @@ share a parameter share a stage, the first of theirs, so that the parameter stay
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from ..core.errors import UsageError, four_parts
 from ..core.placements import balanced
+
+Stage = TypeVar("Stage")
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,36 @@ def assign_stages(module: nn.Module, devices: int, each: int = 1) -> Stages:
                 _fitting(devices, each, max(len(layers), 1)),
             )
         )
-    stage_of_layer = [stage for stage, n in enumerate(balanced(len(layers), count)) for _ in range(n)]
+    stage_of_layer = assign_layers_to_stages(len(layers), range(count))
     of = _by_position(module, dict(zip(layers, stage_of_layer, strict=True)), count - 1)
     _join_tied(module, of)
     return Stages(count, tuple(layers), of)
+
+
+def assign_layers_to_stages(num_layers: int, stages: Sequence[Stage]) -> list[Stage]:
+    """The stage of each layer, in order: as even as can be, the earlier stages taking the extra ones.
+
+    Args:
+        num_layers: how many layers there are.
+        stages: the stages in order, whatever stands for them: meshes, as ``mesh.unbind("pp")`` gives them, or numbers. With
+            ``mesh.unbind("pp") * 2`` each mesh has two stages, and so two runs of layers.
+
+    Returns:
+        A member of ``stages`` for each layer.
+
+    Raises:
+        UsageError: more stages than layers.
+    """
+    if not 1 <= len(stages) <= num_layers:
+        raise UsageError(
+            four_parts(
+                f"{len(stages)} pipeline stages for {num_layers} layers",
+                "every stage has a layer at least",
+                "assign_layers_to_stages(num_layers, stages)",
+                f"give a mesh whose pp is at most {num_layers}" if stages else 'give a stage at least, as mesh.unbind("pp") does',
+            )
+        )
+    return [stage for stage, n in zip(stages, balanced(num_layers, len(stages)), strict=True) for _ in range(n)]
 
 
 def _check_each(each: int) -> None:
