@@ -1,5 +1,6 @@
 """dtorch: a cluster that looks like one device to a PyTorch program."""
 
+from . import nn
 from .core.errors import (
     CommunicationForbidden,
     DTorchError,
@@ -14,7 +15,7 @@ from .core.errors import (
 )
 from .core.mesh import DeviceMesh, init_device_mesh
 from .core.placements import Partial, Placement, Replicate, Shard
-from .parallel import describe, load_pretrained, nn, parallelize, save_pretrained
+from .parallel import describe, load_pretrained, parallelize, save_pretrained
 from .parallel.pipeline import pipeline
 from .session import init, session, shutdown
 from .tensor.creation import (

@@ -12,7 +12,7 @@ SRC = Path(__file__).parents[2] / "src" / "dtorch"
 
 FACADE = "dtorch"
 BELOW_SESSION = {"core", "sharding", "transport", "communication", "observability", "worker", "cluster", "controller", "tensor"}
-CONSUMER = {FACADE, "parallel"}
+CONSUMER = {FACADE, "nn", "parallel"}
 
 # Folder or module directly under src/dtorch -> what of dtorch it may import besides itself; None is everything.
 LAYERS: dict[str, set[str] | None] = {
@@ -27,6 +27,7 @@ LAYERS: dict[str, set[str] | None] = {
     "tensor": {"core", "sharding"},
     "session": BELOW_SESSION,
     "parallel": {"core", "sharding", "tensor"},
+    "nn": {"parallel"},
     "training": CONSUMER,
     "rl": CONSUMER,
     "apps": CONSUMER,

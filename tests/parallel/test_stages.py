@@ -7,7 +7,7 @@ from torch import nn
 
 import dtorch
 from dtorch import UsageError, init_device_mesh
-from dtorch.parallel.stages import assign_stages, find_layers
+from dtorch.parallel.stages import assign_layers_to_stages, assign_stages, find_layers
 from tests.models.zoo import bert, gpt2, llama, tied_llama
 
 
@@ -64,3 +64,24 @@ def test_too_many_stages_are_refused_before_anything_is_moved() -> None:
         dtorch.parallelize(model, mesh)
     assert all(before[name] is p for name, p in model.named_parameters())
     assert (client.calls, client.planned) == counts
+
+
+def test_layers_are_assigned_to_whatever_stands_for_stages() -> None:
+    assert assign_layers_to_stages(7, range(3)) == [0, 0, 0, 1, 1, 2, 2]
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+    first, second = mesh.unbind("pp")
+    assert assign_layers_to_stages(3, [first, second]) == [first, first, second]
+    assert assign_layers_to_stages(4, mesh.unbind("pp") * 2) == [first, second] * 2, "interleaved"
+    assert assign_layers_to_stages(2, mesh.unbind("no such axis")) == [mesh, mesh]
+    assert dtorch.nn.assign_layers_to_stages is assign_layers_to_stages
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(2, 3), (0, 1)])
+def test_a_stage_without_a_layer_is_refused(layers: int, stages: int) -> None:
+    with pytest.raises(UsageError, match=f"{stages} pipeline stages for {layers} layers"):
+        assign_layers_to_stages(layers, range(stages))
+
+
+def test_no_stage_at_all_is_refused() -> None:
+    with pytest.raises(UsageError, match="give a layer and a stage"):
+        assign_layers_to_stages(2, [])

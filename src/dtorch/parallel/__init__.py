@@ -2,7 +2,6 @@
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from . import nn
 from .apply import parallelize
 from .description import Description, describe
 from .layout import Layout
@@ -18,7 +17,6 @@ __all__ = [
     "Row",
     "describe",
     "load_pretrained",
-    "nn",
     "parallelize",
     "plan_of",
     "save_pretrained",

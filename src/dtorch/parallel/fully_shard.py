@@ -42,8 +42,10 @@ def fully_shard(module: AnyModule, *, zero: int = 3) -> AnyModule:
     for part in module.modules():
         for name, old in part._parameters.items():
             if old is not None:
-                new = placed.get(id(old)) or _sharded(old, zero)
-                placed[id(old)] = placed[id(new)] = part._parameters[name] = new
+                if id(old) not in placed:
+                    new = _sharded(old, zero)
+                    placed[id(old)] = placed[id(new)] = new
+                part._parameters[name] = placed[id(old)]
     for handle in getattr(module, HANDLES, ()):
         handle.remove()
     parameters: dict[str, Any] = dict(module.named_parameters())

@@ -17,7 +17,7 @@ from torch import nn
 
 from ..core.errors import UsageError, four_parts
 from ..core.mesh import DeviceMesh
-from ..core.placements import REPLICATE, Placement, Shard, balanced
+from ..core.placements import REPLICATE, Placement, Placements, Shard, balanced
 from ..core.spec import fitting_placements
 from ..tensor.defaults import default_mesh
 from ..tensor.tensor import Tensor
@@ -58,6 +58,14 @@ class _Split(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The module of ``torch.nn``, between the two."""
         return self.redistribute_output(super().forward(self.redistribute_input(input)))
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """As PyTorch's; what ``assign=True`` puts in a parameter's place comes to lie as that did."""
+        before: dict[str, Any] = dict(self._parameters)
+        super()._load_from_state_dict(*args)
+        for name, new in list(self._parameters.items()):
+            if new is not None and new is not before[name]:
+                _place(self, name, new, before[name].device_mesh, before[name].placements)
 
 
 class _SplitLinear(_Split, nn.Linear):
@@ -173,9 +181,14 @@ def _distribute(module: _Split, mesh: DeviceMesh | None, dims: Mapping[str, int]
     _check_axis(module, home)
     for name, plain in list(module.named_parameters(recurse=False)):
         by_axis = {module.tp_dim: _pieces(module, plain, dims[name], home, multiple_of)} if name in dims else {}
-        placed = nn.Parameter(Tensor(plain.detach(), device_mesh=home, placements=placements_on(home, by_axis)))
+        _place(module, name, plain, home, placements_on(home, by_axis))
+
+
+def _place(module: nn.Module, name: str, data: nn.Parameter, mesh: DeviceMesh, placements: Placements) -> None:
+    placed = nn.Parameter(Tensor(data.detach(), device_mesh=mesh, placements=placements), data.requires_grad)
+    if data.requires_grad:
         placed.register_post_accumulate_grad_hook(settle_gradient)
-        setattr(module, name, placed)
+    setattr(module, name, placed)
 
 
 def _pieces(module: _Split, parameter: torch.Tensor, dim: int, mesh: DeviceMesh, multiple_of: int) -> Placement:

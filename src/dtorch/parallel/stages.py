@@ -85,7 +85,7 @@ def assign_layers_to_stages(num_layers: int, stages: Sequence[Stage]) -> list[St
                 f"{len(stages)} pipeline stages for {num_layers} layers",
                 "every stage has a layer at least",
                 "assign_layers_to_stages(num_layers, stages)",
-                f"give a mesh whose pp is at most {num_layers}" if stages else 'give a stage at least, as mesh.unbind("pp") does',
+                f"make pp at most {num_layers}" if num_layers and stages else "give a layer and a stage at least",
             )
         )
     return [stage for stage, n in zip(stages, balanced(num_layers, len(stages)), strict=True) for _ in range(n)]

@@ -1,0 +1,1 @@
+"""Programs written with dtorch: run each as ``python -m examples.NAME``."""
