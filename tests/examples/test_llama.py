@@ -1,4 +1,4 @@
-"""The Llama of ``examples``: the logits and gradients of transformers on any mesh, and no more communication than there must be."""
+"""The Llama of ``examples``: logits and gradients of transformers on any mesh, and no more communication than there must be."""
 
 from __future__ import annotations
 
@@ -113,10 +113,11 @@ def test_a_layer_adds_up_twice_or_scatters_and_gathers_twice(names: str, shape: 
 @pytest.mark.parametrize("sp", [False, True])
 def test_backward_moves_as_much_as_forward(sp: bool) -> None:
     model = distributed(plain(), init_device_mesh("cpu", 2, mesh_dim_names=("tp",)), sp)
-    loss = model.loss(tokens(8, 48))
+    loss = model.loss(tokens(2, 17))
     with explain() as report:
         loss.backward()
-    tensors = [event.comm.kind for event in report.events if event.comm.nbytes >= 8 * 48 * TINY["hidden_size"]]
+    # Sums of norms' gradients, and of the loss, are far smaller.
+    tensors = [event.comm.kind for event in report.events if event.comm.nbytes >= 2 * 17 * TINY["hidden_size"]]
     regions = 2 * TINY["num_hidden_layers"] + 1
     assert Counter(tensors) == ({"reduce_scatter": regions, "all_gather": regions} if sp else {"all_reduce": regions})
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[2] / "src" / "dtorch"
+ROOT = Path(__file__).parents[2]
+SRC, EXAMPLES = ROOT / "src" / "dtorch", ROOT / "examples"
 
 FACADE = "dtorch"
 BELOW_SESSION = {"core", "sharding", "transport", "communication", "observability", "worker", "cluster", "controller", "tensor"}
@@ -131,6 +132,14 @@ def violations(root: Path) -> list[str]:
 
 def test_every_module_keeps_to_its_layer() -> None:
     assert violations(SRC) == []
+
+
+def test_examples_use_public_names() -> None:
+    for file in sorted(EXAMPLES.rglob("*.py")):
+        package = ("examples", *file.relative_to(EXAMPLES).parent.parts)
+        statements = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        targets = {_target(module) for node in statements for module in imported_modules(node, package)}
+        assert targets <= {None, FACADE, "nn", "demo"}, file
 
 
 def test_the_layers_have_no_cycle() -> None:

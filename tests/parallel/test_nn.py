@@ -88,6 +88,14 @@ def test_partial_sums_are_added_up_at_the_entrance(name: str) -> None:
     assert kinds(report) == {"all_reduce" if name.startswith("Column") else "reduce_scatter": 1}
 
 
+def test_on_one_device_the_bits_are_torchs() -> None:
+    x = torch.randn(9, 64)
+    for mesh in (PLAIN, init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))):
+        for name in LINEARS:
+            model = seeded(lambda name=name, mesh=mesh: getattr(dtorch.nn, name)(64, 32, device_mesh=mesh))
+            assert torch.equal(model(x).detach().to_torch(), seeded(lambda: nn.Linear(64, 32))(x).detach())
+
+
 def test_partial_sums_stay_partial_without_a_bias() -> None:
     model = dtorch.nn.RowParallelLinear(64, 32, bias=False, device_mesh=MESH)
     assert model(torch.randn(2, 64)).placements[1] == Partial()
@@ -126,7 +134,7 @@ class Exit(dtorch.nn.RowParallelLinear):
 @pytest.mark.parametrize("mesh", [MESH, LINE], ids=repr)
 def test_overridden_for_a_split_sequence(mesh: DeviceMesh, length: int) -> None:
     def model(first: type, last: type, **options: object) -> nn.Module:
-        make = lambda: nn.Sequential(first(8, 10, **options), nn.GELU(), last(10, 8, False, **options))  # noqa: E731
+        make = lambda: nn.Sequential(first(8, 10, **options), nn.GELU(), last(10, 8, **options))  # noqa: E731
         return seeded(make)
 
     expected, split = model(nn.Linear, nn.Linear), model(Entrance, Exit, device_mesh=mesh)
@@ -140,7 +148,8 @@ def test_overridden_for_a_split_sequence(mesh: DeviceMesh, length: int) -> None:
         y.square().sum().backward()
     for report in (forward, backward):
         of_tp = Counter(event.comm.kind for event in report.events if event.comm.axis == "tp")
-        assert of_tp == {"all_gather": 1, "reduce_scatter": 1}
+        # On the way back the gradient of the last bias is added up, too.
+        assert of_tp == {"all_gather": 1, "reduce_scatter": 1, **({"all_reduce": 1} if report is backward else {})}
     assert x.grad.placements == x.placements
     torch.testing.assert_close(x.grad.to_torch(), plain.grad)
     assert_gradients_alike(split, expected)

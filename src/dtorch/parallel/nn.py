@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from ..core.errors import UsageError, four_parts
 from ..core.mesh import DeviceMesh
@@ -120,11 +121,18 @@ class ColumnParallelLinearWithReplicateOutput(ColumnParallelLinear):
 class RowParallelLinear(_SplitLinear):
     """A linear layer whose input features are split: (..., in) split on its last dim to (..., out) as partial sums.
 
-    Arguments as ``ColumnParallelLinear``'s, ``multiple_of`` being of input features. A bias is whole on every device;
-    adding it adds up the partial sums.
+    Arguments as ``ColumnParallelLinear``'s, ``multiple_of`` being of input features. A bias is whole on every device. It is
+    added to what ``redistribute_output`` gives, which sees the product alone; adding it to partial sums adds these up.
     """
 
     split = {"weight": 1}
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The product of the pieces, laid out, and the bias."""
+        if self.bias is None or not isinstance(self.weight, Tensor) or size_of(self.weight.device_mesh, self.tp_dim) == 1:
+            return super().forward(input)
+        product = functional.linear(self.redistribute_input(input), self.weight)
+        return self.redistribute_output(product) + self.bias
 
     def redistribute_input(self, input: torch.Tensor) -> torch.Tensor:
         """How the input shall lie: split on its last dim into the pieces of the weight. A plain tensor is left as it is."""
@@ -222,7 +230,8 @@ def _check_axis(module: _Split, mesh: DeviceMesh) -> None:
 
 def _placement(tensor: torch.Tensor, axis: str) -> Placement | None:
     """How a tensor lies along an axis; None where it has no such axis."""
-    assert isinstance(tensor, Tensor)
+    if not isinstance(tensor, Tensor):
+        return None
     names = tensor.device_mesh.axis_names()
     return tensor.placements[names.index(axis)] if axis in names else None
 
