@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -105,6 +107,25 @@ def test_a_second_call_starts_anew() -> None:
     for a, b in zip(model.parameters(), plain_model.parameters(), strict=True):
         assert a.grad.placements == a.placements
         torch.testing.assert_close(a.grad.to_torch(), b.grad)
+
+
+@pytest.mark.parametrize("names", MESHES)
+def test_what_is_assigned_lies_as_before_and_trains(names: str) -> None:
+    torch.manual_seed(8)
+    expected, model = Model(), split(mesh_named(names))
+    lies = [p.placements for p in model.parameters()]
+    model.load_state_dict(expected.state_dict(), assign=True)
+    assert [p.placements for p in model.parameters()] == lies
+    assert model.last.weight is model.first.weight
+    x = torch.randn(5, 8)
+    for m in (copy.deepcopy(model), expected):
+        m(x).square().mean().backward()
+        gradients = [p.grad for p in m.parameters()]
+        if m is not expected:
+            assert [g.placements for g in gradients] == lies
+            ours = [g.to_torch() for g in gradients]
+    for a, b in zip(ours, gradients, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_frozen_weights_stay_frozen() -> None:

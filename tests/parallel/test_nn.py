@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dtorch
-from dtorch import DeviceMesh, Partial, Replicate, Shard, UsageError, explain, init_device_mesh
+from dtorch import DeviceMesh, MeshError, Partial, Replicate, Shard, UsageError, explain, init_device_mesh
 from tests.models.zoo import ANY_RULE
 
 pytestmark = ANY_RULE
@@ -261,6 +261,11 @@ def test_a_misspelt_axis_is_refused() -> None:
         dtorch.nn.VocabParallelEmbedding(4, 6, device_mesh=MESH, tp_dim="ptp")
     assert "dtorch.nn.VocabParallelEmbedding(..., tp_dim=...)" in str(caught.value)
     assert dtorch.nn.ColumnParallelLinear(4, 6, device_mesh=PLAIN, tp_dim="model").weight.placements == (Replicate(),)
+
+
+def test_what_is_no_mesh_is_refused() -> None:
+    with pytest.raises(MeshError, match="device_mesh='cpu'"):
+        dtorch.nn.ColumnParallelLinear(4, 6, device_mesh="cpu")
 
 
 def test_the_rest_is_torchs() -> None:

@@ -82,6 +82,12 @@ def test_a_stage_without_a_layer_is_refused(layers: int, stages: int) -> None:
         assign_layers_to_stages(layers, range(stages))
 
 
+@pytest.mark.parametrize("stages", [2, init_device_mesh("cpu", 2, mesh_dim_names="pp")], ids=str)
+def test_what_is_no_sequence_of_stages_is_refused(stages: object) -> None:
+    with pytest.raises(UsageError, match=r"mesh\.unbind"):
+        assign_layers_to_stages(4, stages)
+
+
 def test_no_stage_at_all_is_refused() -> None:
     with pytest.raises(UsageError, match="give a layer and a stage"):
         assign_layers_to_stages(2, [])

@@ -16,7 +16,7 @@ from ..core.mesh import DeviceMesh
 from ..core.spec import Spec
 from ..tensor.construct import distribute
 from ..tensor.tensor import Tensor
-from .assigned import follow_assignments
+from .assigned import Places, follow_assignments
 from .axes import PIPELINE, SHARDED, check_axes, size_of
 from .decide import decide, join
 from .fsdp import LEVELS, check_zero
@@ -103,7 +103,7 @@ def settle(module: nn.Module, layout: Layout, rows: Plan, make: Make, zero: int 
     """
     _place(module, layout, make, partial(settle_gradient, whole=SHARDED) if zero == 1 else settle_gradient)
     install(module, layout, rows, zero)
-    follow_assignments(module, layout)
+    follow_assignments(module, Places(layout.specs, layout.tied))
     setattr(module, ATTRIBUTE, layout)
 
 

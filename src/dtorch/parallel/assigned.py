@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..core.spec import Spec
 from ..tensor.tensor import Tensor
 from .decide import join
 from .hooks import settle_gradient
-from .layout import Layout
 
 HANDLES = "_dtorch_assigned"
 """Where a module keeps the handles of these hooks, so that they are not hung twice."""
 
 
-def follow_assignments(module: nn.Module, layout: Layout) -> None:
+@dataclass(frozen=True)
+class Places:
+    """Where tensors lie by qualified name, and the first name of each that has several."""
+
+    specs: Mapping[str, Spec]
+    tied: Mapping[str, str]
+
+    def __deepcopy__(self, memo: dict) -> Places:
+        return self
+
+
+def follow_assignments(module: nn.Module, places: Places) -> None:
     """Hang the hooks: on every module, for each may be given a state dict of its own."""
     for handle in getattr(module, HANDLES, ()):
         handle.remove()
     parts = list(module.named_modules())
-    setattr(module, HANDLES, [part.register_load_state_dict_post_hook(Assigned(layout, owner)) for owner, part in parts])
+    setattr(module, HANDLES, [part.register_load_state_dict_post_hook(Assigned(places, owner)) for owner, part in parts])
 
 
 class Assigned:
-    """Hook after a module has loaded a state dict: its own tensors are split as the layout says; the whole model's, tied."""
+    """Hook after a module has loaded a state dict: its own tensors are split as before; the whole model's, tied."""
 
-    def __init__(self, layout: Layout, owner: str) -> None:
-        self.layout, self.owner = layout, owner
+    def __init__(self, places: Places, owner: str) -> None:
+        self.places, self.owner = places, owner
 
     def __call__(self, module: nn.Module, incompatible: Any) -> None:
         for table, name, tensor in _own(module):
-            spec = self.layout.specs[join(self.owner, name)]
+            spec = self.places.specs.get(join(self.owner, name))
+            if spec is None:
+                continue
             lies = isinstance(tensor, Tensor) and (tensor.device_mesh, tensor.placements) == (spec.mesh, spec.placements)
             if not lies:
                 table[name] = _like(tensor, Tensor(tensor.detach(), device_mesh=spec.mesh, placements=spec.placements))
@@ -44,7 +58,7 @@ class Assigned:
 
     def _tie(self, root: nn.Module) -> None:
         """What was one tensor is one again, where the state dict held the same under each name."""
-        for name, main in self.layout.tied.items():
+        for name, main in self.places.tied.items():
             owner, _, short = name.rpartition(".")
             table = next(t for t, n, _ in _own(root.get_submodule(owner)) if n == short)
             first = root.get_parameter(main) if isinstance(table[short], nn.Parameter) else root.get_buffer(main)

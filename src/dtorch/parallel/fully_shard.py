@@ -10,6 +10,7 @@ from torch import nn
 from ..core.errors import UsageError, four_parts
 from ..core.placements import Shard
 from ..tensor.tensor import Tensor
+from .assigned import Places, follow_assignments
 from .axes import SHARDED, placements_on, size_of
 from .decide import free_dim
 from .fsdp import Sharding, check_zero
@@ -48,8 +49,11 @@ def fully_shard(module: AnyModule, *, zero: int = 3) -> AnyModule:
                 part._parameters[name] = placed[id(old)]
     for handle in getattr(module, HANDLES, ()):
         handle.remove()
-    parameters: dict[str, Any] = dict(module.named_parameters())
-    setattr(module, HANDLES, Sharding(zero).install(module, {name: p._spec for name, p in parameters.items()}))
+    named: dict[str, Any] = dict(module.named_parameters(remove_duplicate=False))
+    specs = {name: p._spec for name, p in named.items()}
+    setattr(module, HANDLES, Sharding(zero).install(module, specs))
+    first = {id(p): name for name, p in reversed(named.items())}
+    follow_assignments(module, Places(specs, {name: first[id(p)] for name, p in named.items() if first[id(p)] != name}))
     return module
 
 

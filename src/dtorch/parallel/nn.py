@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..core.errors import UsageError, four_parts
-from ..core.mesh import DeviceMesh
+from ..core.mesh import DeviceMesh, checked_mesh
 from ..core.placements import REPLICATE, Placement, Placements, Shard, balanced
 from ..core.spec import fitting_placements
 from ..tensor.defaults import default_mesh
@@ -185,7 +185,7 @@ class VocabParallelEmbedding(_Split, nn.Embedding):
 
 def _distribute(module: _Split, mesh: DeviceMesh | None, dims: Mapping[str, int], multiple_of: int = 1) -> None:
     """Put a fresh module's parameters on a mesh, those named split over its axis along a dim."""
-    home = mesh or default_mesh()
+    home = default_mesh() if mesh is None else checked_mesh(mesh)
     _check_axis(module, home)
     for name, plain in list(module.named_parameters(recurse=False)):
         by_axis = {module.tp_dim: _pieces(module, plain, dims[name], home, multiple_of)} if name in dims else {}

@@ -77,17 +77,16 @@ def assign_layers_to_stages(num_layers: int, stages: Sequence[Stage]) -> list[St
         A member of ``stages`` for each layer.
 
     Raises:
-        UsageError: more stages than layers.
+        UsageError: more stages than layers, or what is no sequence of stages.
     """
+    where = "assign_layers_to_stages(num_layers, stages)"
+    if not isinstance(stages, Sequence):
+        remedy = 'give mesh.unbind("pp"), or range(n) for numbers'
+        raise UsageError(four_parts(f"stages={stages!r}", "stages are a sequence with a member for each", where, remedy))
     if not 1 <= len(stages) <= num_layers:
-        raise UsageError(
-            four_parts(
-                f"{len(stages)} pipeline stages for {num_layers} layers",
-                "every stage has a layer at least",
-                "assign_layers_to_stages(num_layers, stages)",
-                f"make pp at most {num_layers}" if num_layers and stages else "give a layer and a stage at least",
-            )
-        )
+        remedy = f"make pp at most {num_layers}" if num_layers and stages else "give a layer and a stage at least"
+        given = f"{len(stages)} pipeline stages for {num_layers} layers"
+        raise UsageError(four_parts(given, "every stage has a layer at least", where, remedy))
     return [stage for stage, n in zip(stages, balanced(num_layers, len(stages)), strict=True) for _ in range(n)]
 
 
