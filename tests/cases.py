@@ -38,6 +38,22 @@ CASES = [
         {"q": ((1, 3, 5, 4), ["S1"]), "k": ((1, 3, 5, 4), ["S1"]), "v": ((1, 3, 5, 4), ["S1"])},
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
     ),
+    # kind: numbers that are looked up in pieces
+    (
+        "rows_of_a_split_table",
+        "lookup",
+        (2,),
+        {"w": ((7, 4), ["S0"]), "i": (torch.tensor([[0, 6, 3], [4, 4, 1]]), ["R"])},
+        lambda w, i: F.embedding(i, w),
+    ),
+    (
+        "loss_over_split_classes",
+        "lookup",
+        (3,),
+        {"x": ((4, 7), ["S1"]), "i": (torch.tensor([0, -100, 6, 3]), ["R"])},
+        lambda x, i: F.cross_entropy(x, i),
+    ),
+    ("rows_by_number", "lookup", (2,), {"x": ((7, 4), ["S0"]), "i": (torch.tensor([6, 0, 3]), ["R"])}, lambda x, i: x[i]),
     # kind: Partial meets a non-linear or affine operator
     (
         "partial_plus_scalar",

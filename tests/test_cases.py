@@ -56,6 +56,22 @@ def test_case_under_other_placements(name: str, kind: str, mesh_shape: tuple[int
     check(program, *plain.values(), rule=False, limit=12)
 
 
+@pytest.mark.parametrize("outer", [True, False], ids=["outer", "inner"])
+@pytest.mark.parametrize(("name", "kind", "mesh_shape", "inputs", "fn"), CASES, ids=IDS)
+def test_case_split_over_one_device_too(
+    name: str, kind: str, mesh_shape: tuple[int, ...], inputs: dict, fn: Callable, outer: bool
+) -> None:
+    """A split over an axis of one device says nothing, and must not outlive the dim that it names."""
+    mesh = init_device_mesh("cpu", (1, *mesh_shape) if outer else (*mesh_shape, 1))
+    plain = plain_inputs(inputs)
+    for dim in (0, -1):
+        placed = {}
+        for k, t in plain.items():
+            own, one = tuple(map(named, inputs[k][1])), Shard(dim) if t.ndim else R
+            placed[k] = place(t, mesh, (one, *own) if outer else (*own, one))
+        same(fn(**placed), fn(**plain), f"{name} ({kind})")
+
+
 HOMES = [
     *[(init_device_mesh("cpu", n), [p]) for n in (1, 2, 3, 4) for p in (Shard(0), Shard(1), R)],
     (init_device_mesh("cpu", (2, 2)), [Shard(0), Shard(1)]),

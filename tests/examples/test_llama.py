@@ -29,6 +29,7 @@ MESHES = [
     "ring_cp=2,ulysses_cp=2,tp=2",
     "tp=2,ring_cp=2",
     "ep=2,fsdp=2,tp=3",
+    "fsdp=2,ep=1,tp=2",
     "pp=3,dp=1,ring_cp=2,tp=1",
     "dp=2,fsdp=2,tp=2,pp=2,ring_cp=2,ulysses_cp=2",
     "tp=12",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...core.placements import Partial, Shard
+from ...core.placements import REPLICATE, Partial, Shard
 from ...core.spec import Spec
 from ..builder import Builder, Value, Varying
 
@@ -61,7 +61,7 @@ def checked(builder: Builder, numbers: Value, count: int, message: str, ignored:
     if ignored is not None:
         skipped = builder.local(_aten.eq.Scalar, [numbers, ignored], {}, [mask])[0]
         fine = builder.local(_aten.logical_or.default, [fine, skipped], {}, [mask])[0]
-    placements = [Partial("min") if a in mask.axes else p for a, p in enumerate(mask.placements)]
+    placements = [Partial("min") if a in mask.axes else REPLICATE for a in range(mask.mesh.ndim)]
     everywhere = builder.local(_aten.all.default, [fine], {}, [Spec.make(mask.mesh, placements, (), torch.bool)])[0]
     builder.local(_aten._assert_async.msg, [everywhere, message], {}, [])
 
