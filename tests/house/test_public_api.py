@@ -39,6 +39,12 @@ def test_every_name_has_a_docstring() -> None:
     assert [name for name in dtorch.__all__ if not has_own_docstring(name, getattr(dtorch, name))] == []
 
 
+def test_every_name_of_nn_is_documented() -> None:
+    documented = names_in_code(API_PAGE.read_text(encoding="utf-8"))
+    assert sorted(set(dtorch.nn.__all__) - documented) == []
+    assert [name for name in dtorch.nn.__all__ if not has_own_docstring(name, getattr(dtorch.nn, name))] == []
+
+
 def test_prose_is_no_documentation() -> None:
     assert names_in_code("The zeros of `ones(n)`.\n```python\nx = full(3)\n```\n") == {"ones", "n", "python", "x", "full"}
 
