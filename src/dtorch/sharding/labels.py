@@ -54,6 +54,8 @@ class Labels:
         shape_args: schema argument names that hold the global shape of an output, by output number.
         instead: operator and non-tensor arguments to run on the pieces in place of the call's own.
         alike: by label, numbers of the outputs that every piece computes whole and alike when that label is sharded.
+        added: by label of ``reduce``, numbers of the inputs that are added to what it sums over: partial when that label is
+            sharded, so that they are added once.
         nonempty: labels that may not have an empty shard (a maximum over nothing is undefined); where one has, the balanced
             cut is offered instead.
     """
@@ -66,6 +68,7 @@ class Labels:
     nonempty: frozenset[str] = frozenset()
     instead: tuple[OpOverload, tuple] | None = None
     alike: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    added: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def candidates(self, axis: int, specs: Sequence[Spec], cuts: Mapping[str, tuple[int, ...]]) -> list[Candidate]:
         """Every choice on a mesh axis that some input's present placement suggests; replicating all comes last.
@@ -107,7 +110,11 @@ class Labels:
             if placement is None and label not in self.reduce:
                 return None
             outputs.append(placement or Partial(self.reduce[label]))
-        inputs = tuple(_shard_of(dims, label, sizes, outer, k) or REPLICATE for dims in self.inputs)
+        added = self.added.get(label, ())
+        inputs = tuple(
+            Partial(self.reduce[label]) if number in added else _shard_of(dims, label, sizes, outer, k) or REPLICATE
+            for number, dims in enumerate(self.inputs)
+        )
         return Candidate(inputs, tuple(outputs), label, sizes)
 
     def _length(self, label: str, specs: Sequence[Spec]) -> int:

@@ -310,7 +310,8 @@ class _Planning:
         if not isinstance(placement, Partial):
             return 0
         nbytes = meta.shape.numel() * meta.dtype.itemsize
-        scale = group_nbytes(specs[0], axis) / max(specs[0].nbytes, 1)
+        # What splits an input along other axes is taken to split the output.
+        scale = min(group_nbytes(spec, axis) / max(spec.nbytes, 1) for spec in specs)
         return 2 * (self.mesh.shape[axis] - 1) * nbytes * scale + LATENCY_NBYTES
 
     def allowed(self, candidate: Candidate, axis: int, specs: Sequence[Spec]) -> bool:
