@@ -100,9 +100,9 @@ QWEN_SIZES = {
 }
 
 
-def qwen2_moe() -> nn.Module:
+def qwen2_moe(**options: Any) -> nn.Module:
     """Five experts, and one that all tokens share."""
-    sizes = {**QWEN_SIZES, "shared_expert_intermediate_size": 16, "decoder_sparse_step": 1}
+    sizes = {**QWEN_SIZES, "shared_expert_intermediate_size": 16, "decoder_sparse_step": 1, **options}
     return Qwen2MoeForCausalLM(Qwen2MoeConfig(vocab_size=VOCABULARY, **sizes)).eval()
 
 

@@ -11,7 +11,9 @@ from torch import nn
 
 import dtorch
 from dtorch import explain, init_device_mesh
-from tests.models.zoo import VOCABULARY, llama, without_dropout
+from tests.models.zoo import ANY_RULE, VOCABULARY, bert, llama, mixtral, qwen2_moe, qwen3_moe, without_dropout
+
+pytestmark = ANY_RULE
 
 LAYERS = 2
 
@@ -64,6 +66,41 @@ def test_with_sp_it_scatters_and_gathers_twice(devices: int) -> None:
     model, ids = distributed("tp", (devices,), sp=True), tokens()
     assert of_layers(model, ids) == {"all_gather": 2 * LAYERS, "reduce_scatter": 2 * LAYERS}
     assert of_layers(model, tokens(length=1)) == {"all_reduce": 2 * LAYERS}
+
+
+BLOCKS = {
+    "bert": (lambda: bert(num_attention_heads=4), "bert.encoder.layer"),
+    "mixtral": (mixtral, "model.layers"),
+    "qwen2_moe": (lambda: qwen2_moe(shared_expert_intermediate_size=40), "model.layers"),
+    "qwen3_moe": (qwen3_moe, "model.layers"),
+}
+
+
+def of_blocks(model: nn.Module, layers: str, ids: torch.Tensor) -> Counter[str]:
+    """Kinds of collectives of all layers in a forward pass."""
+    marks: list[int] = []
+    blocks = model.get_submodule(layers)
+    with explain() as report:
+        handles = [
+            blocks[0].register_forward_pre_hook(lambda *_: marks.append(len(report.events)), prepend=True),
+            blocks[-1].register_forward_hook(lambda *_: marks.append(len(report.events))),
+        ]
+        model(input_ids=ids)
+    for handle in handles:
+        handle.remove()
+    return Counter(event.comm.kind for event in report.events[marks[0] : marks[1]])
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_biases_and_experts_move_no_more(name: str, devices: int, training: bool) -> None:
+    make, layers = BLOCKS[name]
+    mesh = init_device_mesh("cpu", (devices,), mesh_dim_names=("tp",))
+    with torch.set_grad_enabled(training):
+        whole, split = (dtorch.parallelize(without_dropout(make()), mesh, sp=sp) for sp in (False, True))
+        assert of_blocks(whole, layers, tokens()) == {"all_reduce": 2 * LAYERS}
+        assert of_blocks(split, layers, tokens()) == {"all_gather": 2 * LAYERS, "reduce_scatter": 2 * LAYERS}
 
 
 def test_with_sp_backward_does_the_same_the_other_way_round() -> None:

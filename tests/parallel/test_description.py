@@ -35,7 +35,9 @@ def test_repeated_heads_are_remarked() -> None:
 
 
 def test_packed_matrices_are_remarked() -> None:
-    assert "holds several one after the other" in str(describe(on_mesh(mixtral(), mesh_named("tp=2"))))
+    more_than_experts = init_device_mesh("cpu", (5,), mesh_dim_names=("tp",))
+    assert "holds several one after the other" in str(describe(on_mesh(mixtral(), more_than_experts)))
+    assert "experts are spread over" in str(describe(on_mesh(mixtral(), mesh_named("tp=2"))))
 
 
 def test_a_module_that_lies_on_no_mesh_has_nothing_to_tell() -> None:

@@ -32,10 +32,18 @@ MESHES = {
     "fsdp=2,ep=2,tp=2": ((2, 2, 2), ("fsdp", "ep", "tp")),
     "ring_cp=2,ep=2": ((2, 2), ("ring_cp", "ep")),
     "ep=2,ulysses_cp=2": ((2, 2), ("ep", "ulysses_cp")),
+    "tp=2": ((2,), ("tp",)),
+    "tp=3": ((3,), ("tp",)),
+    "tp=5": ((5,), ("tp",)),
+    "dp=2,tp=2": ((2, 2), ("dp", "tp")),
+    "fsdp=2,tp=2": ((2, 2), ("fsdp", "tp")),
+    "tp=2,ring_cp=2": ((2, 2), ("tp", "ring_cp")),
 }
 CELLS = [("mixtral", mesh) for mesh in MESHES] + [
     ("qwen2_moe", "ep=3"),
     ("qwen2_moe", "ep=2,tp=2"),
+    ("qwen2_moe", "tp=3"),
+    ("qwen2_moe", "dp=2,tp=2"),
     ("qwen3_moe", "ep=2"),
     ("qwen3_moe", "dp=2,ep=2"),
 ]
@@ -73,7 +81,7 @@ def test_models(name: str, mesh: str) -> None:
 
 
 @pytest.mark.parametrize("sequences", [1, 4])
-@pytest.mark.parametrize("mesh", ["ep=3", "ep=2,tp=2"])
+@pytest.mark.parametrize("mesh", ["ep=3", "ep=2,tp=2", "tp=3"])
 def test_generation(mesh: str, sequences: int) -> None:
     plain, ours = pair(mixtral(), mesh)
     given = inputs(sequences)
@@ -117,11 +125,31 @@ def test_pipelines(schedule: str) -> None:
     check_gradients(ours, plain)
 
 
-def test_sequence_parallel_norms() -> None:
-    plain = mixtral()
-    ours = dtorch.parallelize(copy.deepcopy(plain), mesh_named("ep=2,tp=2"), sp=True)
-    given = inputs()
-    assert_close(ours(input_ids=given).logits, plain(input_ids=given).logits)
+@pytest.mark.parametrize("mesh", ["ep=2,tp=2", "tp=3", "dp=2,tp=2"])
+@pytest.mark.parametrize("name", MODELS)
+def test_sequence_parallel_norms(name: str, mesh: str) -> None:
+    plain, given = without_dropout(MODELS[name]()), inputs()
+    ours = dtorch.parallelize(copy.deepcopy(plain), mesh_named(mesh), sp=True)
+    results = [m(input_ids=given, labels=given) for m in (plain, ours)]
+    assert_close(results[1].logits, results[0].logits)
+    for result in results:
+        result.loss.backward()
+    check_gradients(ours, plain)
+
+
+@pytest.mark.parametrize(("mesh", "whole"), [("tp=3", True), ("tp=5", False)])
+def test_over_tp_alone_they_are_cut_only_where_some_devices_would_have_none(mesh: str, whole: bool) -> None:
+    ours = dtorch.parallelize(mixtral(), mesh_named(mesh))
+    weights = ours.model.layers[0].mlp.experts.down_proj
+    assert (weights.placements == (Shard(0),)) == whole
+    assert min(weights.local_shape((d,)).numel() for d in range(weights.device_mesh.size())) > 0
+
+
+def test_what_all_tokens_share_is_split_though_the_models_own_plan_leaves_it_out() -> None:
+    ours = dtorch.parallelize(qwen2_moe(), mesh_named("tp=2"))
+    shared = ours.model.layers[0].mlp.shared_expert
+    assert shared.gate_proj.weight.placements == shared.up_proj.weight.placements == (Shard(0),)
+    assert shared.down_proj.weight.placements == (Shard(1),)
 
 
 def test_a_batch_that_is_too_short_is_summed_up() -> None:

@@ -72,7 +72,8 @@ class _Deciding:
     def split(self, owner: str, name: str, tensor: torch.Tensor) -> dict[str, Placement]:
         """Placements by axis name of one parameter or buffer."""
         choice = self.plan.choice(owner, name)
-        if self.hosts > 1 and (choice is None or isinstance(choice, str)) and are_experts(self.modules[owner]):
+        experts = tensor.shape[0] if tensor.ndim else 0
+        if (choice is None or isinstance(choice, str)) and self._spreads(choice, self.modules[owner], experts):
             self.remarks[SPREAD] = None
             return {EXPERT: Shard(0), TENSOR: Shard(0)}
         if choice is None or (isinstance(choice, str) and name in self.modules[owner]._buffers):
@@ -85,6 +86,11 @@ class _Deciding:
         if STYLES[choice].packed:
             self.remarks[PACKED] = None
         return self._by_heads(owner, name, tensor.shape[dim], dim)
+
+    def _spreads(self, choice: str | None, owner: nn.Module, count: int) -> bool:
+        """Whether the experts that a weight belongs to, so many, are spread: over ``ep``, or over a ``tp`` that they fill."""
+        fills = 1 < self.devices <= count and choice is not None and STYLES[choice].side is not None
+        return (self.hosts > 1 or fills) and are_experts(owner)
 
     def sharded(self, name: str, split: dict[str, Placement], shape: torch.Size) -> dict[str, Placement]:
         """The placements of a parameter with that over ``fsdp`` among them: its longest dim that is split over no axis.
@@ -134,7 +140,7 @@ def _check_sharded(name: str, split: Mapping[str, Placement], ndim: int) -> None
         )
 
 
-SPREAD = "experts are spread over ep, and over tp where there is one: each device has whole ones"
+SPREAD = "experts are spread over ep and tp: each device has whole ones"
 NO_EXPERTS = "no experts that ep could spread by itself: it splits the batch"
 WHOLE = "weights without a dim as long as fsdp that tp leaves whole are whole on fsdp"
 PACKED = "a matrix that holds several one after the other is cut as one, so what it gives has to be moved to meet its partner"

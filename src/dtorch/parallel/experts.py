@@ -1,13 +1,13 @@
-"""The axis ``ep``: experts on devices of their own, and tokens sent to them.
+"""The axes ``ep`` and ``tp``: experts on devices of their own, and tokens sent to them.
 
 A module of experts holds the weights of all of them, one after the other along dim 0, and is given tokens with the numbers
-and weights of the experts that each has chosen. On a mesh with this axis a device holds some of the experts, whole, and
-where there is an axis ``tp`` too they are spread over both. The module's own ``forward`` runs on each device with the
+and weights of the experts that each has chosen. On a mesh with one of these axes a device holds some of the experts, whole,
+and where there are both they are spread over both. The module's own ``forward`` runs on each device with the
 experts that are there, so what an expert computes is left to the model.
 
 Tokens that are split over ``ep`` go to the devices that have their experts, in one all-to-all, and what those make of them
-comes back in another. Tokens that every device has stay: each device adds what its experts make of them, and an all-reduce
-sums up.
+comes back in another. Tokens that every device has stay, as they do along ``tp``: each device adds what its experts make of
+them, which gives partial sums.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def are_experts(module: nn.Module) -> bool:
 
 
 def spread_experts(module: nn.Module, specs: Mapping[str, Spec]) -> list[Any]:
-    """Have every module of experts whose weights are spread over ``ep`` called where they are; gives handles to undo it."""
+    """Have every module of experts whose weights are spread over devices called where they are; gives handles to undo it."""
     handles = []
     for name, part in module.named_modules():
         if are_experts(part):
             own = [specs[f"{name}.{n}" if name else n] for n, p in part._parameters.items() if p is not None]
             axes = _spread_axes(own)
-            if any(own[0].mesh.axis_names()[a] == EXPERT for a in axes):
+            if axes:
                 handles.append(Experts(part, own[0], axes))
     return handles
 
@@ -77,10 +77,10 @@ class Experts:
 
     def __init__(self, module: nn.Module, spec: Spec, axes: tuple[int, ...]) -> None:
         self.module, self.mesh, self.axes = module, spec.mesh, axes
-        self.axis = spec.mesh.axis_names().index(EXPERT)
+        self.axis = next((a for a in axes if spec.mesh.axis_names()[a] == EXPERT), None)
         self.weights: Placements = tuple(p if a in axes else REPLICATE for a, p in enumerate(spec.placements))
         self.numbers = Tensor(torch.arange(spec.shape[0]), device_mesh=spec.mesh, placements=self.weights)
-        self.homes = _homes(self.numbers._spec, self.axis)
+        self.homes = () if self.axis is None else _homes(self.numbers._spec, self.axis)
         self.travel = sorted(range(len(self.homes)), key=lambda expert: (self.homes[expert], expert))
         module.forward = self
 
@@ -97,48 +97,49 @@ class Experts:
             return type(self.module).forward(self.module, *bound.args[1:])
         placements = self._data_placements(tokens)
         given = [_placed(t, self.mesh, placements) for t in (tokens, index, weights)]
-        away = isinstance(placements[self.axis], Shard) and self.mesh.shape[self.axis] > 1
-        return self._sent(*given) if away else self._summed(*given)
+        if self.axis is not None and isinstance(placements[self.axis], Shard):
+            return self._sent(self.axis, *given)
+        return self._summed(*given)
 
     def _data_placements(self, tokens: Any) -> Placements:
         """Tokens stay split as they are along dim 0, but for an axis that splits experts and along which none travel."""
         if not isinstance(tokens, Tensor) or tokens.device_mesh is not self.mesh:
             return (REPLICATE,) * self.mesh.ndim
         split = {a for a, p in enumerate(tokens.placements) if isinstance(p, Shard) and p.dim == 0}
-        kept = split - (set(self.axes) - {self.axis})
+        kept = {a for a in split if a == self.axis or a not in self.axes}
         return tuple((p if kept == split else Shard(0)) if a in kept else REPLICATE for a, p in enumerate(tokens.placements))
 
     def _summed(self, tokens: Any, index: Any, weights: Any) -> Any:
-        """Every device's experts take of the tokens before it what is theirs; their results are summed up."""
+        """Every device's experts take of the tokens before it what is theirs; their results are partial sums."""
         run = local_map(
             _Share(self.module),
             [tokens.placements, index.placements, weights.placements, self.weights, *self._held()],
             [Partial() if a in self.axes else p for a, p in enumerate(tokens.placements)],
         )
-        return run(tokens, index, weights, self.numbers, *self._parameters()).redistribute(placements=tokens.placements)
+        return run(tokens, index, weights, self.numbers, *self._parameters())
 
-    def _sent(self, tokens: Any, index: Any, weights: Any) -> Any:
-        """Tokens travel to the devices of their experts, once for each expert there, and the results travel back."""
+    def _sent(self, axis: int, tokens: Any, index: Any, weights: Any) -> Any:
+        """Tokens travel along an axis to the devices of their experts, once for each expert there, and the results back."""
         at, choices = tokens.placements, index.shape[1]
         order, table = local_map(_Sorting(self.travel), [at], [at, at])(index)
         found = [piece[0].tolist() for piece in fetch_pieces(table)]
         there = order._spec
-        counts: Counts = tuple(tuple(self._to(row, device) for device in range(self.mesh.shape[self.axis])) for row in found)
+        counts: Counts = tuple(tuple(self._to(row, device) for device in range(self.mesh.shape[axis])) for row in found)
         rows = local_map(_repeated, [at, there.placements, None], there.placements)(tokens, order, choices)
-        made = self._made(rows_sent(rows, self.axis, counts), self._come(found, there))
-        back = rows_sent(made, self.axis, answered(there, self.axis, counts))
+        made = self._made(rows_sent(rows, axis, counts), self._come(axis, found, there))
+        back = rows_sent(made, axis, answered(there, axis, counts))
         return local_map(_combined, [back.placements, there.placements, at], at)(back, order, weights)
 
     def _to(self, row: Sequence[int], device: int) -> int:
         """Of the rows that a piece has for each expert, how many go to a device along the axis."""
         return sum(n for n, expert in zip(row, self.travel, strict=True) if self.homes[expert] == device)
 
-    def _come(self, found: Sequence[Sequence[int]], spec: Spec) -> Any:
+    def _come(self, axis: int, found: Sequence[Sequence[int]], spec: Spec) -> Any:
         """For each piece, how many rows have come to it, by sender and then by expert, in the order of travel."""
         homes = [self.homes[expert] for expert in self.travel]
         table = [
             [n * (home == at) for sender in line for n, home in zip(found[sender], homes, strict=True)]
-            for line, at in lines(spec, self.axis)
+            for line, at in lines(spec, axis)
         ]
         placements = [Shard(0) if isinstance(p, Shard) else p for p in spec.placements]
         return Tensor(torch.tensor(table), device_mesh=self.mesh, placements=placements)

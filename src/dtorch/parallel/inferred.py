@@ -42,6 +42,14 @@ def inferred_styles(module: nn.Module) -> dict[str, str]:
     return _as_patterns(styles, [name for name, _ in module.named_modules(remove_duplicate=False)])
 
 
+def inferred_within(module: nn.Module, parts: Sequence[str]) -> dict[str, str]:
+    """The same of parts of a module, each looked at for itself."""
+    styles: dict[str, str] = {}
+    for part in parts:
+        _walk(part, module.get_submodule(part), styles)
+    return _as_patterns(styles, [name for name, _ in module.named_modules(remove_duplicate=False)])
+
+
 def _walk(name: str, module: nn.Module, styles: dict[str, str]) -> list[_Linear]:
     """Find pairs within a module; returns its linear layers, in order, that feed none in there."""
     chain = isinstance(module, nn.Sequential | nn.ModuleList)

@@ -10,7 +10,9 @@ from torch import nn
 
 from ..core.errors import UsageError, four_parts
 from ..core.mesh import DeviceMesh
-from .inferred import inferred_styles
+from .decide import join
+from .experts import are_experts
+from .inferred import inferred_styles, inferred_within
 from .plan import WHERE, Plan, Row
 from .sequence import over_sequence
 from .styles import STYLES
@@ -50,9 +52,25 @@ def _found(module: nn.Module) -> Plan:
     config = getattr(module, "config", None)
     own = getattr(module, "_tp_plan", None) or getattr(config, "base_model_tp_plan", None)
     if own:
-        return Plan("the model's own plan", tuple(Row(p, c if c in STYLES else "replicate") for p, c in own.items()))
+        plan = Plan("the model's own plan", tuple(Row(p, c if c in STYLES else "replicate") for p, c in own.items()))
+        more = inferred_within(module, _unnamed_beside_experts(module, plan))
+        return Plan(plan.source, (*plan.rows, *(Row(p, c) for p, c in more.items())))
     styles = inferred_styles(module)
     return Plan.of(styles, source="a plan inferred from its structure" if styles else "no plan")
+
+
+def _unnamed_beside_experts(module: nn.Module, plan: Plan) -> list[str]:
+    """Modules beside experts of which a plan says nothing: those that all tokens share. Some models' own plans leave them out."""
+    out = []
+    for name, holder in module.named_modules():
+        if any(are_experts(part) for part in holder.children()):
+            paths = {join(name, n): part for n, part in holder.named_children() if not are_experts(part)}
+            out += [
+                path
+                for path, part in paths.items()
+                if all(plan.choice(join(path, owner), n) is None for owner, m in part.named_modules() for n in m._parameters)
+            ]
+    return out
 
 
 def _check_patterns(module: nn.Module, plan: Plan) -> None:
