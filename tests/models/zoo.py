@@ -18,6 +18,8 @@ from transformers import (
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
     Qwen3MoeConfig,
@@ -65,9 +67,17 @@ def tied_llama() -> nn.Module:
     return llama(tie_word_embeddings=True)
 
 
-def gpt2() -> nn.Module:
+def gpt2(**options: Any) -> nn.Module:
     """Query, key and value in one transposed matrix, tied embeddings."""
-    return GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=2, n_head=3, vocab_size=VOCABULARY, n_positions=64)).eval()
+    sizes = {"n_embd": 24, "n_layer": 2, "n_head": 3}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=64, **{**sizes, **options})).eval()
+
+
+def phi3(**options: Any) -> nn.Module:
+    """Query, key and value in one matrix, gate and up in another."""
+    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3}
+    tokens = {"pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": 2}
+    return Phi3ForCausalLM(Phi3Config(vocab_size=VOCABULARY, intermediate_size=50, **{**sizes, **tokens, **options})).eval()
 
 
 def bert(**options: Any) -> nn.Module:
@@ -112,7 +122,7 @@ def qwen3_moe() -> nn.Module:
 
 
 LANGUAGE_MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "tied_llama": tied_llama, "gpt2": gpt2, "mixtral": mixtral}
-MODELS = {**LANGUAGE_MODELS, "bert": bert}
+MODELS = {**LANGUAGE_MODELS, "bert": bert, "phi3": phi3}
 
 
 def batch() -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from torch import nn
 
 import dtorch
 from dtorch import explain, init_device_mesh
-from tests.models.zoo import ANY_RULE, VOCABULARY, bert, llama, mixtral, qwen2_moe, qwen3_moe, without_dropout
+from tests.models.zoo import ANY_RULE, VOCABULARY, bert, gpt2, llama, mixtral, phi3, qwen2_moe, qwen3_moe, without_dropout
 
 pytestmark = ANY_RULE
 
@@ -22,7 +22,7 @@ def tokens(batch: int = 2, length: int = 17) -> torch.Tensor:
     return torch.randint(1, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-def distributed(names: str, shape: tuple[int, ...], heads: tuple[int, int] = (9, 3), **options: bool) -> nn.Module:
+def distributed(names: str, shape: tuple[int, ...], heads: tuple[int, int] = (9, 3), **options: int) -> nn.Module:
     query, key_value = heads
     sizes = {"hidden_size": query * 8, "num_attention_heads": query, "num_key_value_heads": key_value}
     model = llama(**sizes, num_hidden_layers=LAYERS, intermediate_size=100)
@@ -103,6 +103,24 @@ def test_biases_and_experts_move_no_more(name: str, devices: int, training: bool
         assert of_blocks(split, layers, tokens()) == {"all_gather": 2 * LAYERS, "reduce_scatter": 2 * LAYERS}
 
 
+PACKED = {"gpt2": (lambda: gpt2(n_head=6), "transformer.h", 3), "phi3": (phi3, "model.layers", 5)}
+"""Models that hold query, key and value in one matrix, or gate and up, and how many parts these have in a layer."""
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("name", PACKED)
+def test_parts_of_one_matrix_meet_their_partners_in_training_and_are_gathered_outside(name: str, devices: int) -> None:
+    make, layers, parts = PACKED[name]
+    mesh = init_device_mesh("cpu", (devices,), mesh_dim_names=("tp",))
+    model = dtorch.parallelize(without_dropout(make()), mesh)
+    found = of_blocks(model, layers, tokens())
+    assert found.pop("all_to_all") <= parts * LAYERS and found == {"all_reduce": 2 * LAYERS}
+    with torch.no_grad():
+        gathered = {"gpt2": 1, "phi3": 2}[name]
+        few = tokens(length=4)
+        assert of_blocks(model, layers, few) == {"all_reduce": 2 * LAYERS, "all_gather": gathered * LAYERS}
+
+
 def test_with_sp_backward_does_the_same_the_other_way_round() -> None:
     model, ids = distributed("tp", (2,), sp=True), tokens()
     loss = model(ids, labels=ids).loss
@@ -134,3 +152,21 @@ def test_data_parallel_forward_moves_nothing() -> None:
         with explain() as report, torch.set_grad_enabled(training):
             distributed("dp", (2,))(tokens(3))
         assert not report.events
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("names", ["fsdp", "fsdp,pp"])
+def test_of_fsdp_each_micro_batch_costs_what_a_batch_does_and_zero_2_gathers_once(names: str, schedule: str) -> None:
+    found: dict[tuple[int, int], Counter[str]] = {}
+    ids = tokens(8, 64)
+    for zero in (2, 3):
+        for count in (1, 4):
+            model = distributed(names, (2, 2)[: len(names.split(","))], zero=zero)
+            with explain() as report:
+                dtorch.pipeline(model, count, schedule).step(input_ids=ids, labels=ids)
+            found[zero, count] = Counter(e.comm.kind for e in report.events if e.comm.axis == "fsdp")
+    # A block is a layer; what is outside of layers is one a stage. The last stage's is gathered for forward and backward.
+    assert found[3, 1]["all_gather"] >= 2 * LAYERS + 1
+    assert found[3, 4] == {kind: 4 * n for kind, n in found[3, 1].items()}
+    assert found[2, 4]["all_gather"] == found[2, 1]["all_gather"] == found[2, 1]["reduce_scatter"]
+    assert found[2, 4]["reduce_scatter"] == 4 * found[2, 1]["reduce_scatter"]

@@ -20,10 +20,12 @@ def test_the_plan_of_a_llama_is_found_again(options: dict) -> None:
     assert inferred_styles(model) == {row.pattern: row.weights for row in plan_of(model).rows}
 
 
-def test_query_key_and_value_in_one_matrix_stay_whole() -> None:
+def test_query_key_and_value_may_be_one_matrix() -> None:
     assert inferred_styles(gpt2()) == {
         "transformer.wte": "embedding_rowwise",
         "lm_head": "colwise_gather_output",
+        "transformer.h.*.attn.c_attn": "colwise_gather_output",
+        "transformer.h.*.attn.c_proj": "rowwise",
         "transformer.h.*.mlp.c_fc": "colwise",
         "transformer.h.*.mlp.c_proj": "rowwise",
     }

@@ -14,7 +14,7 @@ from ..core.placements import Partial, Placement, Shard
 from ..core.spec import Spec
 from .axes import EXPERT, PIPELINE, SHARDED, TENSOR, placements_on, size_of
 from .experts import are_experts
-from .heads import head_sizes, heads_at
+from .heads import head_sizes, heads_at, is_packed
 from .layout import Layout
 from .plan import Plan
 from .stages import Stages, own_tensors
@@ -113,7 +113,9 @@ class _Deciding:
         heads = heads_at(owner, self.modules)
         if heads is None:
             return {TENSOR: Shard(dim)}
-        if heads.key_value < self.devices:
+        if is_packed(join(owner, name)):
+            self.remarks[PACKED] = None
+        elif heads.key_value < self.devices:
             self.remarks[REPEATED.format(heads.key_value, self.devices)] = None
         sizes = head_sizes(heads, join(owner, name), length, self.devices)
         return {} if sizes is None else {TENSOR: Shard(dim, sizes)}

@@ -55,12 +55,20 @@ def head_sizes(heads: Heads, path: str, length: int, devices: int) -> tuple[int,
         length: the parameter's size along the dim that is split.
         devices: size of the tensor-parallel axis.
     """
+    if is_packed(path):
+        count = heads.query + 2 * heads.key_value
+        return balanced(length, devices) if length % count else tuple(n * (length // count) for n in balanced(count, devices))
     query, key_value = heads.split(devices)
     is_key_value = any(part in KEY_VALUE_NAMES for part in path.split("."))
     count, pieces = (heads.key_value, key_value) if is_key_value else (heads.query, query)
     if length % count:
         return balanced(length, devices)
     return None if pieces is None else tuple(n * (length // count) for n in pieces)
+
+
+def is_packed(path: str) -> bool:
+    """Whether a parameter holds queries, keys and values, one after the other."""
+    return any(part in PACKED_NAMES for part in path.split("."))
 
 
 def _heads_of(block: nn.Module, config: Any) -> Heads | None:
@@ -103,3 +111,4 @@ def _number(holder: Any, names: tuple[str, ...]) -> int | None:
 QUERY_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 KEY_VALUE_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 KEY_VALUE_NAMES = frozenset(("k", "v", "k_proj", "v_proj", "key", "value", "k_lin", "v_lin", "wk", "wv", "k_norm", "v_norm"))
+PACKED_NAMES = frozenset(("c_attn", "qkv_proj", "qkv"))

@@ -1,8 +1,8 @@
 """A plan for a module that carries none, guessed from which linear layer feeds which.
 
 Layers that take the same input and feed a common one are split by output features, that one by input features: query, key
-and value before the output projection, gate and up before down. What feeds what is guessed from containers, the order of
-definition and shapes. Any guess gives right results.
+and value, be they one matrix, before the output projection, gate and up before down. What feeds what is guessed from
+containers, the order of definition and shapes. Any guess gives right results.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from .styles import feature_dims
 
 LINEAR = ("Linear", "Conv1D")
 """Names of base classes of linear layers."""
+
+PACKED = 3
+"""Query, key and value in one matrix, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +86,10 @@ def _met(one: _Linear, waiting: list[_Linear], last: bool, styles: dict[str, str
     feeding = [w for w in waiting if w.outs == one.ins]
     beside = [w for w in waiting if w.key_value and any(w.ins == f.ins for f in feeding)]
     joins = bool(waiting) and one.ins == waiting[-1].ins
-    if feeding and not one.key_value and (last or not joins):
+    packed = [w for w in waiting if w.outs == PACKED * one.ins and w.ins == one.outs] if last and not feeding else []
+    if packed or (feeding and not one.key_value and (last or not joins)):
         styles |= {w.name: "colwise" for w in (*feeding, *beside)}
+        styles |= {w.name: "colwise_gather_output" for w in packed}
         styles[one.name] = "rowwise"
         return []
     return [*waiting, one] if joins else [one]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.placements import Partial, Placement, Replicate, Shard
+from ..core.placements import Partial, Placement, Replicate, Shard, balanced, starts
 from ..core.spec import Spec
 
 LATENCY_NBYTES = 256
@@ -14,7 +14,10 @@ def change_cost(spec: Spec, axis: int, source: Placement, target: Placement) -> 
     if source == target or isinstance(source, Replicate):
         return 0
     k = spec.mesh.shape[axis]
-    return _moved(k, source, target) * group_nbytes(spec, axis) + LATENCY_NBYTES
+    # Cuts of a dim that another axis splits, too, are not told apart.
+    alone = isinstance(target, Shard) and spec.sharding_axes(target.dim) == (axis,) and len(target.sizes or range(k)) == k
+    moved = _recut(spec, axis, target) if alone and isinstance(target, Shard) else _moved(k, source, target)
+    return moved * group_nbytes(spec, axis) + LATENCY_NBYTES
 
 
 def group_nbytes(spec: Spec, axis: int) -> float:
@@ -24,6 +27,15 @@ def group_nbytes(spec: Spec, axis: int) -> float:
         if a != axis and isinstance(placement, Shard):
             nbytes /= spec.mesh.shape[a]
     return nbytes
+
+
+def _recut(spec: Spec, axis: int, target: Shard) -> float:
+    """The part of a tensor that other cuts of the same dim move, more where work lies unevenly between them afterwards."""
+    k, n = spec.mesh.shape[axis], spec.shape[target.dim]
+    now, then = spec.sizes_on(axis), target.sizes or balanced(n, k)
+    both = zip(starts(now), now, starts(then), then, strict=True)
+    kept = sum(max(min(a + m, b + p) - max(a, b), 0) for a, m, b, p in both)
+    return (n - kept) / max(n, 1) * max(then) / max(balanced(n, k))
 
 
 def _moved(k: int, source: Placement, target: Placement) -> float:

@@ -10,7 +10,7 @@ unflattening and heads of 64 features keep exact, possibly uneven, cuts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -78,9 +78,7 @@ class Labels:
         kept, filled = self._partial_candidates(axis, specs)
         out = kept
         for label in self._present(axis, specs):
-            candidate = self._sharding(label, axis, specs, cuts)
-            if candidate is not None:
-                out.append(candidate)
+            out += self._sharding(label, axis, specs, cuts)
         out.append(Candidate((REPLICATE,) * len(self.inputs), (REPLICATE,) * len(self.outputs)))
         return out + filled
 
@@ -94,10 +92,13 @@ class Labels:
                 found.update({_split(d)[0]: None for d in (dims if own is None else [own]) if d is not None})
         return list(found)
 
-    def _sharding(self, label: str, axis: int, specs: Sequence[Spec], cuts: Mapping[str, tuple[int, ...]]) -> Candidate | None:
+    def _sharding(self, label: str, axis: int, specs: Sequence[Spec], cuts: Mapping[str, tuple[int, ...]]) -> list[Candidate]:
         k = specs[0].mesh.shape[axis]
         outer = cuts.get(label) or (self._length(label, specs),)
-        sizes = self._sizes(label, axis, specs, outer, k)
+        made = (self._cut(label, sizes, outer, k) for sizes in self._sizes(label, axis, specs, outer, k))
+        return [candidate for candidate in made if candidate is not None]
+
+    def _cut(self, label: str, sizes: tuple[int, ...], outer: tuple[int, ...], k: int) -> Candidate | None:
         if label in self.nonempty and 0 in sizes:
             sizes = tuple(s for n in outer for s in balanced(n, k))
             if 0 in sizes:
@@ -125,21 +126,23 @@ class Labels:
                     return entry // _split(dim)[1]
         raise AssertionError(f"label {label} on no input")
 
-    def _sizes(self, label: str, axis: int, specs: Sequence[Spec], outer: tuple[int, ...], k: int) -> tuple[int, ...]:
-        """The cut to use: that of the largest input already sharded so and fitting the units, else the balanced one."""
-        best, weight = None, -1
+    def _sizes(self, label: str, axis: int, specs: Sequence[Spec], outer: tuple[int, ...], k: int) -> Iterable[tuple[int, ...]]:
+        """The cuts to offer: that of the largest input already sharded so and fitting the units, else the balanced one.
+
+        Where inputs are cut at different places, so that something moves anyway, the balanced one comes first.
+        """
+        even = tuple(s for n in outer for s in balanced(n, k))
+        best, weight = even, -1
+        found: set[tuple[int, ...] | None] = set()
         for dims, spec in zip(self.inputs, specs, strict=True):
             placement = spec.placements[axis]
-            if not isinstance(placement, Shard) or dims[placement.dim] is None:
+            if not isinstance(placement, Shard) or dims[placement.dim] is None or _split(dims[placement.dim])[0] != label:
                 continue
-            name, unit = _split(dims[placement.dim])
-            sizes = spec.sizes_on(axis)
-            if name != label or spec.nbytes <= weight or any(s % unit for s in sizes):
-                continue
-            in_units = tuple(s // unit for s in sizes)
-            if tuple(sum(in_units[i : i + k]) for i in range(0, len(in_units), k)) == outer:
+            in_units = _in_units(spec.sizes_on(axis), _split(dims[placement.dim])[1], outer, k)
+            found.add(in_units)
+            if in_units is not None and spec.nbytes > weight:
                 best, weight = in_units, spec.nbytes
-        return best or tuple(s for n in outer for s in balanced(n, k))
+        return dict.fromkeys((even, best) if len(found) > 1 else (best,))
 
     def _partial_candidates(self, axis: int, specs: Sequence[Spec]) -> tuple[list[Candidate], list[Candidate]]:
         """Choices that stay partial: those all of whose inputs are partial now, and those that make one so."""
@@ -157,6 +160,13 @@ class Labels:
                 candidate = Candidate(inputs, (Partial(op),) * len(self.outputs))
                 (filled if REPLICATE in wanted else kept).append(candidate)
         return kept, filled
+
+
+def _in_units(sizes: tuple[int, ...], unit: int, outer: tuple[int, ...], k: int) -> tuple[int, ...] | None:
+    """A cut counted in units; None where it parts one, or does not go with the cuts of earlier axes."""
+    counts = tuple(s // unit for s in sizes)
+    fits = not any(s % unit for s in sizes) and tuple(sum(counts[i : i + k]) for i in range(0, len(counts), k)) == outer
+    return counts if fits else None
 
 
 def _lossy(op: str, dtype: torch.dtype) -> bool:

@@ -38,9 +38,9 @@ def parts_groups(call: OpCall) -> bool:
         return False
     shared = query.shape[HEADS] // key.shape[HEADS]
     cuts = [(offset[HEADS], size[HEADS]) for offset, size in query.boxes]
-    if any(n == 0 for _, n in cuts):
-        return True
-    return any(at % shared or n % shared for at, n in cuts) and not set(axes) & set(key.sharding_axes(HEADS))
+    if set(axes) & set(key.sharding_axes(HEADS)):
+        return False
+    return any(n == 0 or at % shared or n % shared for at, n in cuts)
 
 
 def run_on_own_heads(

@@ -69,8 +69,17 @@ def roles_of(call: OpCall) -> Roles | None:
         found[_cheaper(call, axis, found)].append(axis)
     roles = Roles(**{name: tuple(sorted(axes)) for name, axes in found.items()})
     moving = roles.ulysses or roles.ring or roles.columns
-    idle = any(has_empty_piece(spec, [0, 1]) for spec in tensors.values())
-    return roles if moving or idle or (roles.rows and call.arg("is_causal")) else None
+    return roles if moving or _idle(list(tensors.values())) or (roles.rows and call.arg("is_causal")) else None
+
+
+def _idle(specs: Sequence[Spec]) -> bool:
+    """Whether devices without a head or a sample stay so: all tensors lie alike, or there are too few for all devices."""
+    if not any(has_empty_piece(spec, [0, 1]) for spec in specs):
+        return False
+    coords = list(coordinates(specs[0].mesh.shape))
+    alike = len({tuple(0 in spec.local_box(c)[1][:2] for c in coords) for spec in specs}) == 1
+    short = any(spec.shape[d] < math.prod(spec.mesh.shape[a] for a in spec.sharding_axes(d)) for spec in specs for d in (0, 1))
+    return alike or short
 
 
 def _few(tensors: Mapping[str, Spec]) -> bool:
