@@ -15,7 +15,7 @@ from .decide import join
 from .hooks import settle_gradient
 
 HANDLES = "_dtorch_assigned"
-"""Where a module keeps the handles of these hooks, so that they are not hung twice."""
+"""Where a module keeps the handles of these hooks, to take them away when it is distributed anew."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,6 @@ class Places:
 
 def follow_assignments(module: nn.Module, places: Places) -> None:
     """Hang the hooks: on every module, for each may be given a state dict of its own."""
-    for handle in getattr(module, HANDLES, ()):
-        handle.remove()
     parts = list(module.named_modules())
     setattr(module, HANDLES, [part.register_load_state_dict_post_hook(Assigned(places, owner)) for owner, part in parts])
 

@@ -29,7 +29,7 @@ MASK_WORD = "mask"
 """What the name of a keyword argument says that has a number for each key, so that its dim 1 is not the sequence's."""
 
 HANDLES = "_dtorch_hooks"
-"""Where a module keeps the handles of its hooks, so that they are not hung twice."""
+"""Where a module keeps the handles of its hooks, to take them away when it is distributed anew."""
 
 MOVES = "_dtorch_moves"
 """Where it keeps what they share."""
@@ -37,8 +37,6 @@ MOVES = "_dtorch_moves"
 
 def install(module: nn.Module, layout: Layout, plan: Plan, zero: int) -> None:
     """Hang the hooks: on the model, at the entrances of stages, where a style asks for a whole output, of ``fsdp`` and ``ep``."""
-    for handle in getattr(module, HANDLES, ()):
-        handle.remove()
     moves = Moves()
     modules = dict(module.named_modules())
     handles = [
