@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -112,6 +113,12 @@ def test_plain_weights_can_be_loaded() -> None:
 def test_weights_without_data_are_refused(model: nn.Module) -> None:
     with pytest.raises(UsageError, match=r"(?s)weight without data.*load or initialise"):
         dtorch.parallelize(model, PAIR)
+
+
+@pytest.mark.parametrize("module", [nn.Linear, torch.zeros(3), None, nn.Linear(3, 4).forward])
+def test_what_is_no_module_is_refused(module: Any) -> None:
+    with pytest.raises(UsageError, match=r"(?s)for a module.*torch.nn.Module"):
+        dtorch.parallelize(module, PAIR)
 
 
 def test_a_placement_that_does_not_fit_leaves_the_module_alone() -> None:

@@ -74,7 +74,7 @@ def parallelize(
     """
     check_axes(mesh)
     check_zero(zero)
-    _check_loaded(module)
+    _check_module(module)
     settle(module, *lay_out(module, mesh, plan, sp, zero, virtual_stages), lambda _, old, spec: _adopted(old, spec), zero)
     return module
 
@@ -118,7 +118,17 @@ def _let_go(module: nn.Module) -> None:
             part.__dict__.pop(name, None)
 
 
-def _check_loaded(module: nn.Module) -> None:
+def _check_module(module: nn.Module) -> None:
+    if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
+        kind = f"class {module.__name__}" if isinstance(module, type) else type(module).__name__
+        raise UsageError(
+            four_parts(
+                f"{kind} for a module",
+                "what is distributed is a torch.nn.Module, whose forward is Python",
+                "parallelize(module, mesh)",
+                "give the module itself, before it is scripted; of a class, make one first",
+            )
+        )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor) or tensor.is_meta:
             raise UsageError(
