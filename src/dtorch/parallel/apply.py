@@ -16,12 +16,11 @@ from ..core.mesh import DeviceMesh
 from ..core.spec import Spec
 from ..tensor.construct import distribute
 from ..tensor.tensor import Tensor
-from .assigned import HANDLES as ASSIGNED
-from .assigned import Places, follow_assignments
+from .assigned import Places, follow_assignments, let_go
 from .axes import PIPELINE, SHARDED, check_axes, size_of
 from .decide import decide, join
 from .fsdp import LEVELS, check_zero
-from .hooks import HANDLES, install, settle_gradient
+from .hooks import install, settle_gradient
 from .layout import ATTRIBUTE, Layout
 from .plan import Plan
 from .sources import PlanArgument, read_plan
@@ -102,20 +101,11 @@ def settle(module: nn.Module, layout: Layout, rows: Plan, make: Make, zero: int 
         make: the global tensor for a name, of what stands there now, under a spec.
         zero: see ``parallelize``.
     """
-    _let_go(module)
+    let_go(module)
     _place(module, layout, make, partial(settle_gradient, whole=SHARDED) if zero == 1 else settle_gradient)
     install(module, layout, rows, zero)
     follow_assignments(module, Places(layout.specs, layout.tied))
     setattr(module, ATTRIBUTE, layout)
-
-
-def _let_go(module: nn.Module) -> None:
-    """Take away what was hung and noted when the module, or a part of it, was distributed before."""
-    for part in module.modules():
-        for handle in (*getattr(part, HANDLES, ()), *getattr(part, ASSIGNED, ())):
-            handle.remove()
-        for name in (HANDLES, ASSIGNED, ATTRIBUTE):
-            part.__dict__.pop(name, None)
 
 
 def _check_module(module: nn.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -113,20 +114,23 @@ class Moves:
 
     def __init__(self) -> None:
         self.depth = 0
+        self.lock = threading.Lock()
         self.made: dict[tuple, tuple[Tensor, Tensor]] = {}
         self.passing: Passing | None = None
         self.laid: tuple[tuple, Tensor, Tensor] | None = None
 
     def enter(self) -> None:
         """A forward pass begins."""
-        self.depth += 1
+        with self.lock:
+            self.depth += 1
 
     def leave(self) -> None:
         """A forward pass ends: let go of the tensors."""
-        self.depth -= 1
-        if self.depth == 0:
-            self.made.clear()
-            self.laid = None
+        with self.lock:
+            self.depth -= 1
+            if self.depth == 0:
+                self.made.clear()
+                self.laid = None
 
     def bring(self, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
         """The tensor on a mesh; partial sums are added up on the way."""
