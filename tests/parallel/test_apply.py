@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -114,6 +115,12 @@ def test_weights_without_data_are_refused(model: nn.Module) -> None:
         dtorch.parallelize(model, PAIR)
 
 
+@pytest.mark.parametrize("module", [nn.Linear, torch.zeros(3), None, nn.Linear(3, 4).forward])
+def test_what_is_no_module_is_refused(module: Any) -> None:
+    with pytest.raises(UsageError, match=r"(?s)for a module.*torch.nn.Module"):
+        dtorch.parallelize(module, PAIR)
+
+
 def test_a_placement_that_does_not_fit_leaves_the_module_alone() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(dtorch.PlacementError, match="shard dim"):
@@ -124,3 +131,22 @@ def test_a_placement_that_does_not_fit_leaves_the_module_alone() -> None:
 def test_a_single_device_needs_no_names() -> None:
     model = on_mesh(nn.Linear(2, 2), DeviceMesh("cpu"))
     assert model.weight.placements == (Replicate(),)
+
+
+@pytest.mark.parametrize("first", [{"tp": 2}, {"fsdp": 3}, {"dp": 2}])
+@pytest.mark.parametrize("then", [{"fsdp": 2}, {"pp": 2}, {"dp": 2, "tp": 2}])
+def test_a_part_that_was_distributed_before_moves_on_with_the_whole(first: dict[str, int], then: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(*[nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 6)) for _ in range(3)])
+    model, x = copy.deepcopy(plain), torch.randn(4, 6)
+    dtorch.parallelize(model[1], init_device_mesh("cpu", tuple(first.values()), mesh_dim_names=tuple(first)))
+    dtorch.parallelize(model, init_device_mesh("cpu", tuple(then.values()), mesh_dim_names=tuple(then)))
+    for one in (model, plain):
+        one(x).square().sum().backward()
+    for found, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+        assert isinstance(found.grad, dtorch.Tensor) and wanted.grad is not None
+        torch.testing.assert_close(found.grad.to_torch(), wanted.grad)
+    model.load_state_dict(plain.state_dict(), assign=True)
+    torch.testing.assert_close(model(x).to_torch(), plain(x))
+    with pytest.raises(dtorch.UsageError, match="lies on no mesh"):
+        dtorch.describe(model[1])

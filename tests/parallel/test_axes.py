@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dtorch import DeviceMesh, PlacementError, Replicate, Shard, UsageError, init_device_mesh
@@ -19,6 +21,12 @@ def test_known_names_pass() -> None:
 def test_other_names_are_refused_with_the_list_of_known_ones(names: tuple[str, ...] | None) -> None:
     with pytest.raises(UsageError, match=r"(?s)understands dp .*fsdp .*tp .*pp .*ep .*where: parallelize"):
         check_axes(init_device_mesh("cpu", (2, 2), mesh_dim_names=names))
+
+
+@pytest.mark.parametrize("mesh", [2, None, "cpu", (2, 2)])
+def test_what_is_no_mesh_is_refused(mesh: Any) -> None:
+    with pytest.raises(UsageError, match=r"(?s)for a mesh.*DeviceMesh"):
+        check_axes(mesh)
 
 
 def test_placements_by_name_and_back() -> None:

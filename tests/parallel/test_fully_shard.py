@@ -128,6 +128,22 @@ def test_what_is_assigned_lies_as_before_and_trains(names: str) -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_layers_may_be_split_before_the_whole() -> None:
+    x, mesh = torch.randn(6, 8), mesh_named("fsdp")
+    wanted, model = plain(), split(mesh)
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    for one in (wanted, model):
+        one(x).square().mean().backward()
+    for found, expected in zip(model.parameters(), wanted.parameters(), strict=True):
+        assert isinstance(found.grad, dtorch.Tensor) and found.grad.placements == found.placements
+        torch.testing.assert_close(found.grad.to_torch(), expected.grad)
+    with explain() as report:
+        model(x)
+    assert sum(e.comm.axis == "fsdp" and e.comm.operator.startswith("fsdp ") for e in report.events) == 4, "one a block"
+
+
 def test_frozen_weights_stay_frozen() -> None:
     mesh = mesh_named("fsdp")
     with dtorch.use_mesh(mesh):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -59,9 +61,15 @@ def test_placements_by_name_and_in_order() -> None:
         ({"0": [Shard(0)]}, PlacementError, "one placement per mesh axis"),
         ({"0": {"inputs": "colwise"}}, UsageError, "(?s)'colwise'.*inputs are placements"),
         ({"0": {"outputs": {"model": Shard(1)}}}, UsageError, "axis 'model'"),
+        ({"0": {"weights": "colwise", "output": {"tp": Shard(1)}}}, UsageError, "(?s)'output'.*weights, inputs, outputs"),
+        ({0: "colwise"}, UsageError, "(?s)0.*a dict from patterns"),
+        (["colwise"], UsageError, "(?s)colwise.*a dict from patterns"),
+        ("colwise", UsageError, "(?s)colwise.*a dict from patterns"),
+        (plan_of(pair()).override({"2": "colwise"}), UsageError, "pattern '2'"),
+        (Plan.of({"0.wieght": "colwise"}), UsageError, "pattern '0.wieght'"),
     ],
 )
-def test_slips_are_refused(row: dict, error: type[Exception], message: str) -> None:
+def test_slips_are_refused(row: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         read_plan(pair(), MESH, row)
 
@@ -92,6 +100,19 @@ def test_a_plan_survives_json() -> None:
 def test_other_text_is_no_placement(text: str) -> None:
     with pytest.raises(UsageError, match="is written as one of"):
         placement_named(text)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", "{}", '{"source": "x", "rows": [{"weights": "colwise"}]}', '{"rows": []}'])
+def test_other_text_is_no_plan(text: str) -> None:
+    with pytest.raises(UsageError, match=r"(?s)text that is no plan.*Plan.from_json"):
+        Plan.from_json(text)
+
+
+def test_a_model_s_own_plan_may_name_what_it_lacks() -> None:
+    model = llama()
+    model._tp_plan = {**model._tp_plan, "model.layers.*.bogus": "colwise"}
+    for plan in (plan_of(model), plan_of(model, sp=True), plan_of(model).override({"lm_head": "replicate"})):
+        assert read_plan(model, MESH, plan).choice("model.layers.0.bogus", "weight") == "colwise"
 
 
 def test_a_plan_is_printed_as_a_table() -> None:

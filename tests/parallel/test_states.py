@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -94,13 +95,19 @@ def test_global_tensors_may_be_assigned() -> None:
     assert all(torch.equal(a.to_torch(), b.to_torch()) for a, b in zip(source.parameters(), target.parameters(), strict=True))
 
 
-def test_a_state_dict_from_another_mesh() -> None:
-    source, target = on(Model(), "tp=3"), on(Model(), "dp=2,tp=2")
-    before = places(target)
-    target.load_state_dict(values(source.state_dict()))
+PAIRS = list(itertools.permutations(MESHES, 2))
+
+
+@pytest.mark.parametrize(("there", "here"), PAIRS)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_state_dict_from_another_mesh(there: str, here: str, whole: bool) -> None:
+    source, target = on(Model(), there), on(Model(), here)
+    before, state = places(target), source.state_dict()
+    target.load_state_dict(values(state) if whole else state)
     assert places(target) == before
     found = values(target.state_dict())
-    assert all(torch.equal(found[name], expected) for name, expected in values(source.state_dict()).items())
+    assert all(torch.equal(found[name], expected) for name, expected in values(state).items())
+    assert all(isinstance(t, Tensor) for t in state.values()), "what was given stays"
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -154,6 +161,23 @@ def test_an_optimizer_goes_on_from_a_plain_state(kind: str, mesh: str) -> None:
     assert any(Shard(0) in p.placements for p in target.parameters()) == ("tp" in mesh)
 
 
+@pytest.mark.parametrize(("there", "here"), PAIRS)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_optimizer_goes_on_on_another_mesh(kind: str, there: str, here: str) -> None:
+    source = on(Model(), there)
+    optimizer = OPTIMIZERS[kind](source.parameters())
+    step(source, optimizer)
+    target = on(Model(), here)
+    target.load_state_dict(source.state_dict())
+    target.scale.copy_(source.scale.to_torch())
+    resumed = OPTIMIZERS[kind](target.parameters())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(2):
+        assert step(target, resumed) == pytest.approx(step(source, optimizer), rel=1e-5)
+    for parameter, state in resumed.state.items():
+        assert all(v.device_mesh is parameter.device_mesh for v in state.values() if isinstance(v, Tensor) and v.ndim)
+
+
 def test_state_is_looked_through_once_after_each_load() -> None:
     model = on(Model(), "tp=2")
     optimizer = OPTIMIZERS["AdamW"](model.parameters())
@@ -179,3 +203,19 @@ def test_plain_optimizers_are_left_alone() -> None:
     optimizer = OPTIMIZERS["AdamW"](model.parameters())
     step(model, optimizer)
     assert not any(isinstance(v, Tensor) for s in optimizer.state.values() for v in s.values())
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("mesh", MESHES)
+def test_what_was_changed_since_loads_too(mesh: str, assign: bool) -> None:
+    """Weights that were put there later, replaced by others or taken away are not as the layout knows them."""
+    models = model, target = Model(), on(Model(), mesh)
+    for one in models:
+        torch.nn.utils.parametrizations.weight_norm(one.first)
+        one.added = nn.Linear(2, 3)
+        one.register_buffer("noted", torch.ones(2))
+        one.out = nn.Linear(4, 11)
+    state = copy.deepcopy(model.state_dict())
+    assert str(target.load_state_dict(state, assign=assign)) == "<All keys matched successfully>"
+    found = values(target.state_dict())
+    assert found.keys() == state.keys() and all(torch.equal(found[name], expected) for name, expected in state.items())

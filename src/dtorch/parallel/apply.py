@@ -16,7 +16,7 @@ from ..core.mesh import DeviceMesh
 from ..core.spec import Spec
 from ..tensor.construct import distribute
 from ..tensor.tensor import Tensor
-from .assigned import Places, follow_assignments
+from .assigned import Places, follow_assignments, let_go
 from .axes import PIPELINE, SHARDED, check_axes, size_of
 from .decide import decide, join
 from .fsdp import LEVELS, check_zero
@@ -73,7 +73,7 @@ def parallelize(
     """
     check_axes(mesh)
     check_zero(zero)
-    _check_loaded(module)
+    _check_module(module)
     settle(module, *lay_out(module, mesh, plan, sp, zero, virtual_stages), lambda _, old, spec: _adopted(old, spec), zero)
     return module
 
@@ -101,13 +101,24 @@ def settle(module: nn.Module, layout: Layout, rows: Plan, make: Make, zero: int 
         make: the global tensor for a name, of what stands there now, under a spec.
         zero: see ``parallelize``.
     """
+    let_go(module)
     _place(module, layout, make, partial(settle_gradient, whole=SHARDED) if zero == 1 else settle_gradient)
     install(module, layout, rows, zero)
     follow_assignments(module, Places(layout.specs, layout.tied))
     setattr(module, ATTRIBUTE, layout)
 
 
-def _check_loaded(module: nn.Module) -> None:
+def _check_module(module: nn.Module) -> None:
+    if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
+        kind = f"class {module.__name__}" if isinstance(module, type) else type(module).__name__
+        raise UsageError(
+            four_parts(
+                f"{kind} for a module",
+                "what is distributed is a torch.nn.Module, whose forward is Python",
+                "parallelize(module, mesh)",
+                "give the module itself, before it is scripted; of a class, make one first",
+            )
+        )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor) or tensor.is_meta:
             raise UsageError(

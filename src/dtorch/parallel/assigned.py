@@ -1,4 +1,7 @@
-"""``load_state_dict(assign=True)`` puts the tensors of a state dict in a module's place: they come to lie as its own did."""
+"""What ``load_state_dict`` is given comes to lie as a module's own tensors do.
+
+Global tensors may come from another mesh. ``load_state_dict(assign=True)`` puts what it is given in the place of the own.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from torch import nn
 from ..core.spec import Spec
 from ..tensor.tensor import Tensor
 from .decide import join
-from .hooks import settle_gradient
+from .hooks import HANDLES, settle_gradient
+from .layout import ATTRIBUTE
 
-HANDLES = "_dtorch_assigned"
-"""Where a module keeps the handles of these hooks, so that they are not hung twice."""
+ASSIGNED = "_dtorch_assigned"
+"""Where a module keeps the handles of these hooks, to take them away when it is distributed anew."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,29 @@ class Places:
 
 def follow_assignments(module: nn.Module, places: Places) -> None:
     """Hang the hooks: on every module, for each may be given a state dict of its own."""
-    for handle in getattr(module, HANDLES, ()):
-        handle.remove()
     parts = list(module.named_modules())
-    setattr(module, HANDLES, [part.register_load_state_dict_post_hook(Assigned(places, owner)) for owner, part in parts])
+    handles = [part.register_load_state_dict_pre_hook(bring_over) for _, part in parts]
+    handles += [part.register_load_state_dict_post_hook(Assigned(places, owner)) for owner, part in parts]
+    setattr(module, ASSIGNED, handles)
+
+
+def let_go(module: nn.Module) -> None:
+    """Take away what was hung and noted when the module, or a part of it, was distributed before."""
+    for part in module.modules():
+        for handle in (*getattr(part, HANDLES, ()), *getattr(part, ASSIGNED, ())):
+            handle.remove()
+        for name in (HANDLES, ASSIGNED, ATTRIBUTE):
+            part.__dict__.pop(name, None)
+
+
+def bring_over(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """Hook before a module loads a state dict: global tensors of another mesh come onto that of the module's own ones."""
+    for _, name, own in _own(module):
+        given = state.get(prefix + name)
+        if not isinstance(own, Tensor) or not isinstance(given, Tensor) or given.device_mesh is own.device_mesh:
+            continue
+        if given.shape == own.shape:
+            state[prefix + name] = Tensor(given.detach(), device_mesh=own.device_mesh, placements=own.placements)
 
 
 class Assigned:
@@ -46,7 +69,8 @@ class Assigned:
     def __call__(self, module: nn.Module, incompatible: Any) -> None:
         for table, name, tensor in _own(module):
             spec = self.places.specs.get(join(self.owner, name))
-            if spec is None:
+            if spec is None or spec.shape != tensor.shape:
+                # It was put there later.
                 continue
             lies = isinstance(tensor, Tensor) and (tensor.device_mesh, tensor.placements) == (spec.mesh, spec.placements)
             if not lies:
@@ -59,11 +83,18 @@ class Assigned:
     def _tie(self, root: nn.Module) -> None:
         """What was one tensor is one again, where the state dict held the same under each name."""
         for name, main in self.places.tied.items():
-            owner, _, short = name.rpartition(".")
-            table = next(t for t, n, _ in _own(root.get_submodule(owner)) if n == short)
-            first = root.get_parameter(main) if isinstance(table[short], nn.Parameter) else root.get_buffer(main)
-            if table[short] is not first and table[short].dtype == first.dtype and torch.equal(table[short], first):
-                table[short] = first
+            found, first = _found(root, name), _found(root, main)
+            if found is None or first is None or found[1] is first[1] or found[1].dtype != first[1].dtype:
+                continue
+            if torch.equal(found[1], first[1]):
+                found[0][name.rpartition(".")[2]] = first[1]
+
+
+def _found(root: nn.Module, name: str) -> tuple[dict[str, Any], torch.Tensor] | None:
+    """A parameter or buffer of that name with the table that holds it; None where it is there no more."""
+    owner, _, short = name.rpartition(".")
+    part = dict(root.named_modules(remove_duplicate=False)).get(owner)
+    return next(((t, tensor) for t, n, tensor in _own(part) if n == short), None) if part is not None else None
 
 
 def _own(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:

@@ -17,11 +17,20 @@ SEQUENCE_AXES = (ULYSSES, RING)
 
 
 def check_axes(mesh: DeviceMesh) -> None:
-    """Refuse a mesh with an axis that has no meaning here.
+    """Refuse what is no mesh, and a mesh with an axis that has no meaning here.
 
     Raises:
-        UsageError: an axis without a name, or with a name that ``parallelize`` does not know.
+        UsageError: no mesh, an axis without a name, or with a name that ``parallelize`` does not know.
     """
+    if not isinstance(mesh, DeviceMesh):
+        raise UsageError(
+            four_parts(
+                f"{mesh!r} for a mesh",
+                "a module is distributed over a DeviceMesh",
+                "parallelize(module, mesh)",
+                "make one, e.g. init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'tp'))",
+            )
+        )
     names: Sequence[str] = mesh.axis_names() if mesh.mesh_dim_names or mesh.size() > 1 else ()
     unknown = [n for n in names if n not in MEANINGS]
     if unknown:

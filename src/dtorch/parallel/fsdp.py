@@ -83,12 +83,15 @@ class Sharding:
         zero: as given to ``parallelize``.
         wholes: parameters that stand whole just now, by id, with what stands for them.
         back: memory that came back since its block ran.
+        lock: held while weights change places. Several threads may run the model, but not change it at once: what one of
+            them had put in place half way, another would take for parameters.
     """
 
     def __init__(self, zero: int) -> None:
         self.zero = zero
         self.wholes: dict[int, tuple[Tensor, Tensor]] = {}
         self.back: list[Back] = []
+        self.lock = threading.RLock()
 
     def __deepcopy__(self, memo: dict) -> Sharding:
         return memo.setdefault(id(self), Sharding(self.zero))
@@ -139,11 +142,15 @@ class Block:
         sharding: what it shares with the other blocks.
         slots: the modules that hold its parameters, and under which names.
         outermost: it is the model's own, within which the others run.
+
+    What stands whole belongs to the thread that entered last; ``inside`` are all that have not left.
     """
 
     def __init__(self, sharding: Sharding, slots: Sequence[tuple[nn.Module, str]], outermost: bool) -> None:
         self.sharding, self.slots, self.outermost = sharding, slots, outermost
         self.depth = 0
+        self.thread = 0
+        self.inside: set[int] = set()
         self.standing: list[Standing] = []
         self.memories: list[Gathered] = []
         self.kept: dict[DeviceMesh, Gathered] = {}
@@ -156,28 +163,36 @@ class Block:
 
     def enter(self, module: nn.Module, args: tuple) -> None:
         """Before the module runs: whole weights take the place of split ones."""
-        if self.depth and not _runs_already(module):
-            self._forget()
-        self.depth += 1
-        if self.depth > 1:
-            return
-        if self.outermost and _task() == NO_TASK:
-            self.sharding.release()
-        try:
-            self._gather()
-        except BaseException:
-            self._forget()
-            raise
+        with self.sharding.lock:
+            if self.depth and not _runs_already(module):
+                self._forget()
+            self.depth += 1
+            self.thread = threading.get_ident()
+            self.inside.add(self.thread)
+            if self.depth > 1:
+                return
+            if self.outermost and _task() == NO_TASK:
+                self.sharding.release()
+            try:
+                self._gather()
+            except BaseException:
+                self._forget()
+                raise
 
     def leave(self, module: nn.Module, args: tuple, output: Any) -> None:
         """After the module has run, or failed: the split parameters stand again, and the whole ones' memory is let go."""
-        if self.depth == 0:
-            return
-        self.depth -= 1
-        if self.depth:
-            return
-        memories, frozen = self.memories, self.has_frozen()
-        self._restore()
+        with self.sharding.lock:
+            if self.depth == 0 or self.thread != threading.get_ident():
+                # What it had put in place, another thread has replaced.
+                self.inside.discard(threading.get_ident())
+                return
+            self.depth -= 1
+            if self.depth:
+                return
+            self.inside.discard(self.thread)
+            # Another thread that is still within may be about to use a weight: it goes with its last use then.
+            memories, frozen = [] if self.inside and self.sharding.zero == 3 else self.memories, self.has_frozen()
+            self._restore()
         for memory in memories:
             if self.sharding.zero < 3:
                 memory.write_back()

@@ -10,7 +10,7 @@ from torch import nn
 from ..core.errors import UsageError, four_parts
 from ..core.placements import Shard
 from ..tensor.tensor import Tensor
-from .assigned import Places, follow_assignments
+from .assigned import Places, follow_assignments, let_go
 from .axes import SHARDED, placements_on, size_of
 from .decide import free_dim
 from .fsdp import Sharding, check_zero
@@ -47,8 +47,7 @@ def fully_shard(module: AnyModule, *, zero: int = 3) -> AnyModule:
                     new = _sharded(old, zero)
                     placed[id(old)] = placed[id(new)] = new
                 part._parameters[name] = placed[id(old)]
-    for handle in getattr(module, HANDLES, ()):
-        handle.remove()
+    let_go(module)
     named: dict[str, Any] = dict(module.named_parameters(remove_duplicate=False))
     specs = {name: p._spec for name, p in named.items()}
     setattr(module, HANDLES, Sharding(zero).install(module, specs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -29,7 +30,7 @@ MASK_WORD = "mask"
 """What the name of a keyword argument says that has a number for each key, so that its dim 1 is not the sequence's."""
 
 HANDLES = "_dtorch_hooks"
-"""Where a module keeps the handles of its hooks, so that they are not hung twice."""
+"""Where a module keeps the handles of its hooks, to take them away when it is distributed anew."""
 
 MOVES = "_dtorch_moves"
 """Where it keeps what they share."""
@@ -37,8 +38,6 @@ MOVES = "_dtorch_moves"
 
 def install(module: nn.Module, layout: Layout, plan: Plan, zero: int) -> None:
     """Hang the hooks: on the model, at the entrances of stages, where a style asks for a whole output, of ``fsdp`` and ``ep``."""
-    for handle in getattr(module, HANDLES, ()):
-        handle.remove()
     moves = Moves()
     modules = dict(module.named_modules())
     handles = [
@@ -115,20 +114,23 @@ class Moves:
 
     def __init__(self) -> None:
         self.depth = 0
+        self.lock = threading.Lock()
         self.made: dict[tuple, tuple[Tensor, Tensor]] = {}
         self.passing: Passing | None = None
         self.laid: tuple[tuple, Tensor, Tensor] | None = None
 
     def enter(self) -> None:
         """A forward pass begins."""
-        self.depth += 1
+        with self.lock:
+            self.depth += 1
 
     def leave(self) -> None:
         """A forward pass ends: let go of the tensors."""
-        self.depth -= 1
-        if self.depth == 0:
-            self.made.clear()
-            self.laid = None
+        with self.lock:
+            self.depth -= 1
+            if self.depth == 0:
+                self.made.clear()
+                self.laid = None
 
     def bring(self, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
         """The tensor on a mesh; partial sums are added up on the way."""

@@ -55,7 +55,9 @@ class Row:
             PlacementError: a list of the wrong length.
         """
         where = f"{WHERE}, row {pattern!r}"
-        named = choice if isinstance(choice, Mapping) and choice and set(choice) <= set(PARTS) else {"weights": choice}
+        named = choice if isinstance(choice, Mapping) and set(choice) & set(PARTS) else {"weights": choice}
+        if unknown := [name for name in named if name not in PARTS]:
+            raise _refused(unknown[0], f"a row of parts says any of {', '.join(PARTS)}", where)
         parts: dict[str, Any] = {part: _checked(value, mesh, where) for part, value in named.items()}
         for part in ("inputs", "outputs"):
             if isinstance(parts.get(part), str):
@@ -85,6 +87,8 @@ class Plan:
         Raises:
             UsageError, PlacementError: see ``Row.of``.
         """
+        if not isinstance(rows, Mapping) or not all(isinstance(pattern, str) for pattern in rows):
+            raise _refused(rows, "a plan is a Plan, or a dict from patterns of names to choices", WHERE)
         return Plan(source, tuple(Row.of(pattern, choice, mesh) for pattern, choice in rows.items()))
 
     def choice(self, module_name: str, parameter_name: str) -> Choice | None:
@@ -131,11 +135,17 @@ class Plan:
         """A plan from the text that ``to_json`` gave.
 
         Raises:
-            UsageError: a style, axis or placement that there is not.
+            UsageError: other text, or a style, axis or placement that there is not.
         """
-        read = json.loads(text)
-        rows = [{part: _read(v) for part, v in row.items()} for row in read["rows"]]
-        return Plan(read["source"], tuple(Row.of(row.pop("pattern"), row) for row in rows))
+        try:
+            read = json.loads(text)
+            rows = [(row["pattern"], {part: _read(v) for part, v in row.items() if part != "pattern"}) for row in read["rows"]]
+            return Plan(read["source"], tuple(Row.of(pattern, said) for pattern, said in rows))
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            rule = 'it is JSON with a "source" and "rows", each of which has a "pattern"'
+            raise UsageError(
+                four_parts(f"text that is no plan ({error!r})", rule, "Plan.from_json(text)", "give what Plan.to_json wrote")
+            ) from error
 
     def __str__(self) -> str:
         return "\n".join([self.source, *table([("name", *PARTS), *(_cells(row) for row in self.rows)])])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -41,10 +41,10 @@ def read_plan(module: nn.Module, mesh: DeviceMesh, argument: PlanArgument, sp: b
     """
     if argument is None:
         return plan_of(module, sp)
+    own = {row.pattern for row in _found(module).rows}
     plan = argument if isinstance(argument, Plan) else Plan.of(argument, mesh)
-    # A plan that goes back to a model's own may name modules that a smaller model of its kind lacks.
-    if not isinstance(argument, Plan):
-        _check_patterns(module, plan)
+    # A model's own plan may name modules that it lacks: one plan serves a whole family.
+    _check_patterns(module, [row for row in plan.rows if row.pattern not in own])
     return over_sequence(plan) if sp else plan
 
 
@@ -73,14 +73,14 @@ def _unnamed_beside_experts(module: nn.Module, plan: Plan) -> list[str]:
     return out
 
 
-def _check_patterns(module: nn.Module, plan: Plan) -> None:
+def _check_patterns(module: nn.Module, rows: Sequence[Row]) -> None:
     """A row that names nothing is a slip of the pen."""
     names = {
         *dict(module.named_modules(remove_duplicate=False)),
         *dict(module.named_parameters(remove_duplicate=False)),
         *dict(module.named_buffers(remove_duplicate=False)),
     }
-    for row in plan.rows:
+    for row in rows:
         if not any(fnmatchcase(name, row.pattern) for name in names):
             raise UsageError(
                 four_parts(

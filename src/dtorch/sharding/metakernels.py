@@ -108,8 +108,10 @@ def _nansum(self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype
     return _aten.nansum.default(self, dim or None, keepdim, dtype=dtype)
 
 
-def _power(func: Callable[..., Any], outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
-    """A boolean to the power of a boolean, for which the meta kernel says integer."""
+def _power(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
+    """A boolean to the power of a boolean, for which the meta kernel says integer; powers of a number lie row by row."""
+    if not isinstance(args[0], Spec):
+        return _row_major(func, outs, args, kwargs)
     if getattr(args[0], "dtype", None) is torch.bool and isinstance(args[1], bool):
         return tuple(OutMeta(out.shape, out.stride, torch.bool) for out in outs)
     return outs
@@ -209,18 +211,58 @@ def _shifted(packet: Any) -> Callable[..., Any]:
     return stand_in
 
 
-LAID_OUT_AS_A_SUM = ("copysign", "heaviside", "logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor")
+LAID_OUT_BY_KERNELS = (
+    *("copysign", "div", "floor_divide", "heaviside", "logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor"),
+    *("special_xlog1py", "xlogy", "log_sigmoid_forward", "binary_cross_entropy", "native_dropout_backward", "_fft_r2c"),
+    *("_softmax_backward_data", "_log_softmax_backward_data", "elu_backward", "hardsigmoid_backward", "hardswish_backward"),
+    *("hardtanh_backward", "logit_backward", "softplus_backward", "binary_cross_entropy_backward", "huber_loss_backward"),
+    *("mse_loss_backward", "smooth_l1_loss_backward"),
+)
+"""Operators that take tensors of any size, and whose meta kernels lay results out otherwise than the kernels do."""
+
+ROW_MAJOR = ("glu_backward", "native_layer_norm_backward", "nonzero_static")
+"""Those whose kernels lay results out row by row, where the meta kernels follow an argument."""
 
 
-def _laid_out_as_a_sum(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
-    """Elementwise operators of two tensors whose meta kernels lay the result out otherwise than the kernels do."""
-    metas = [s.meta for s in leaves((args, kwargs), Spec)]
-    stride = _aten.add.Tensor(*metas).stride() if len(metas) == 2 else outs[0].stride
-    return tuple(OutMeta(m.shape, stride, m.dtype) for m in outs)
+def _laid_out_by_kernels(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
+    """The order of dims in memory that the CPU's kernel gives, asked of it with dims no longer than two."""
+    specs = leaves((args, kwargs), Spec)
+    if all(s.meta.is_contiguous() for s in specs):
+        return outs
+    with torch.no_grad():
+        results = leaves(func(*replace_leaves(args, Spec, _small), **replace_leaves(kwargs, Spec, _small)), torch.Tensor)
+    return tuple(OutMeta(m.shape, _stride_in(_order(t.stride()), m.shape), m.dtype) for m, t in zip(outs, results, strict=True))
+
+
+def _small(spec: Spec) -> torch.Tensor:
+    """A tensor of the same dtype, order of dims in memory and expanded dims, with two elements along every dim of more."""
+    shape = [min(n, 2) for n in spec.shape]
+    dense = _stride_in(_order(spec.stride), shape)
+    stride = [0 if step == 0 else n for step, n in zip(spec.stride, dense, strict=True)]
+    return torch.ones(shape, dtype=spec.dtype).as_strided(shape, stride)
+
+
+def _order(stride: Sequence[int]) -> list[int]:
+    """Dims from the largest stride to the smallest."""
+    return sorted(range(len(stride)), key=lambda d: -stride[d])
+
+
+def _stride_in(order: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """The stride of a dense tensor with its dims in this order in memory."""
+    stride = dict(zip(order, contiguous_stride([shape[d] for d in order]), strict=True))
+    return tuple(stride[d] for d in range(len(shape)))
+
+
+def _row_major(func: OpOverload, outs: tuple[OutMeta, ...], args: tuple, kwargs: dict[str, Any]) -> tuple[OutMeta, ...]:
+    """On the CPU, row by row whatever the arguments' layout."""
+    if leaves((args, kwargs), Spec)[0].mesh.device_type != "cpu":
+        return outs
+    return tuple(OutMeta(m.shape, contiguous_stride(m.shape), m.dtype) for m in outs)
 
 
 CORRECTIONS: dict[str, Correct] = {
-    **{f"aten::{name}": _laid_out_as_a_sum for name in LAID_OUT_AS_A_SUM},
+    **{f"aten::{name}": _laid_out_by_kernels for name in LAID_OUT_BY_KERNELS},
+    **{f"aten::{name}": _row_major for name in ROW_MAJOR},
     "aten::_embedding_bag": _bags,
     "aten::_embedding_bag_forward_only": _bags,
     "aten::_linalg_svd": _columns_of(2),

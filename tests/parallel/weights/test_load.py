@@ -234,6 +234,11 @@ def test_what_cannot_work_is_refused_before_anything_is_read(tmp_path: Path) -> 
         assert not worker.store
     with pytest.raises(UsageError, match=r"class Linear(.|\n)*torch\.device"):
         load_pretrained(nn.Linear, tmp_path, mesh_named("tp=2"))
+    for dtype in ("auto", torch.int64):
+        with pytest.raises(UsageError, match=r"(?s)dtype=.*floating-point torch\.dtype"):
+            load_pretrained(on_meta(), tmp_path, mesh_named("tp=2"), PLAN, dtype=dtype)
+    with pytest.raises(UsageError, match=r"(?s)'Linear' for a module.*AutoModelForCausalLM"):
+        load_pretrained("Linear", tmp_path, mesh_named("tp=2"))
 
 
 def test_a_file_that_goes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

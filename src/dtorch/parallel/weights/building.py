@@ -27,10 +27,15 @@ def built(source: Source, path: Path, dtype: torch.dtype | None, stored: Mapping
         dtype: of its weights; the configuration's when None, else that of the first weight stored.
 
     Raises:
-        UsageError: a class that cannot be built of a configuration, or no configuration.
+        UsageError: a class that cannot be built of a configuration, no configuration, or another dtype.
     """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise problem(f"dtype={dtype!r}", "weights have a floating-point torch.dtype", "give e.g. dtype=torch.bfloat16, or none")
     if isinstance(source, nn.Module):
         return source
+    if not isinstance(source, type):
+        rule = "what is loaded is a module, or a class of Hugging Face models"
+        raise problem(f"{source!r} for a module", rule, "give e.g. AutoModelForCausalLM")
     folder = path if path.is_dir() else path.parent
     maker: Any = source
     config_class = _config_class(maker)

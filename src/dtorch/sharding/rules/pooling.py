@@ -27,8 +27,9 @@ def planes(ndim: int, linear: bool = False) -> RuleFn:
 def sampled(call: OpCall) -> Labels:
     """Sampling at the points of a grid: images and channels; a grid belongs to an image and serves all of its channels."""
     inputs = [_image_or_grid(n, len(s.shape)) for n, s in zip(tensor_names(call), call.specs, strict=True)]
-    mask = call.arg("output_mask") or [True]
-    names = [n for n, wanted in zip(("input", "grid"), mask, strict=False) if wanted]
+    mask = call.arg("output_mask")
+    # The kernels give a grid's gradient whether it is wanted or not.
+    names = ["input"] if mask is None else [*["input"] * mask[0], "grid"]
     outputs = [_image_or_grid(n, len(m.shape)) for n, m in zip(names, call.outs, strict=True)]
     return Labels(inputs, outputs, {"c": "sum"}, nonempty=frozenset("nc"))
 
