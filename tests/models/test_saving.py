@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file, save_model
 from torch import nn
 
-from dtorch import UsageError
+from dtorch import UsageError, init_device_mesh
 from tests.models.zoo import ANY_RULE, LANGUAGE_MODELS, MESHES, llama, mesh_named, on_mesh
 
 pytestmark = ANY_RULE
@@ -30,9 +30,10 @@ def read(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: t.to_torch() for name, t in model.state_dict().items()}
 
 
+@pytest.mark.parametrize("axis", ["tp", "pp", "fsdp", "ring_cp"])
 @pytest.mark.parametrize("save", REFUSED.values(), ids=REFUSED)
-def test_saving_what_lies_on_a_mesh_is_refused_with_a_way_out(save: Save, tmp_path: pathlib.Path) -> None:
-    model = on_mesh(llama(), mesh_named("tp=2"))
+def test_saving_what_lies_on_a_mesh_is_refused_with_a_way_out(save: Save, axis: str, tmp_path: pathlib.Path) -> None:
+    model = on_mesh(llama(), init_device_mesh("cpu", 2, mesh_dim_names=(axis,)))
     with pytest.raises(UsageError, match=r"to do: .*t\.to_torch\(\) for name, t in model\.state_dict\(\)"):
         save(model, tmp_path)
 

@@ -93,8 +93,9 @@ class Sharding:
         self.back: list[Back] = []
         self.lock = threading.RLock()
 
-    def __deepcopy__(self, memo: dict) -> Sharding:
-        return memo.setdefault(id(self), Sharding(self.zero))
+    def __reduce__(self) -> tuple[type[Sharding], tuple[int]]:
+        # Copied or pickled, it is as at its beginning.
+        return Sharding, (self.zero,)
 
     def install(self, module: nn.Module, specs: Mapping[str, Spec]) -> list[Any]:
         """Hang a block's hooks on the model and on each of its layers; gives their handles. None where nothing is split."""

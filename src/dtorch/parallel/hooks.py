@@ -158,8 +158,9 @@ class Moves:
             self.laid = key, tensor, tensor.redistribute(placements=placements)
         return self.laid[2]
 
-    def __deepcopy__(self, memo: dict) -> Moves:
-        return memo.setdefault(id(self), Moves())
+    def __reduce__(self) -> tuple[type[Moves], tuple[()]]:
+        # Copied or pickled, it is as at its beginning: what a pass has brought is not another model's.
+        return Moves, ()
 
 
 def _moved(tensor: Tensor, mesh: DeviceMesh) -> Tensor:

@@ -35,7 +35,7 @@ def _recut(spec: Spec, axis: int, target: Shard) -> float:
     now, then = spec.sizes_on(axis), target.sizes or balanced(n, k)
     both = zip(starts(now), now, starts(then), then, strict=True)
     kept = sum(max(min(a + m, b + p) - max(a, b), 0) for a, m, b, p in both)
-    return (n - kept) / max(n, 1) * max(then) / max(balanced(n, k))
+    return (n - kept) / max(n, 1) * max(then) / max(*balanced(n, k), 1)
 
 
 def _moved(k: int, source: Placement, target: Placement) -> float:
