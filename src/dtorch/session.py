@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import msgspec
+import torch
+
+from .cluster.local import START_S, LocalProcesses
 from .controller.service import Service
-from .core.errors import UsageError, four_parts
+from .core.errors import InternalError, UsageError, four_parts
+from .core.hosting import Hosting
 from .core.mesh import DeviceMesh
 from .core.program import MeshInfo
 from .tensor import client as clients
 from .tensor.client import Client
 from .transport.inprocess import InlineTransport, ThreadTransport
+from .transport.sockets import Hub
 from .worker.devices import Devices
 from .worker.executor import Executor
+from .worker.process import Task
 
 _TRANSPORTS = {"inline": InlineTransport, "thread": ThreadTransport}
 
 
-def init(*, simulate: Mapping[str, int] | None = None, worker: str = "inline") -> Client:
-    """Start an embedded session: one worker in this process, any number of logical devices.
+def init(
+    *,
+    workers: int | None = None,
+    devices: Mapping[str, Sequence[int]] | None = None,
+    simulate: Mapping[str, int] | None = None,
+    worker: str = "inline",
+) -> Client:
+    """Start a session: worker processes on this machine, or an embedded one, with one worker in this process.
 
-    Without it, the first use of a tensor starts one.
+    Without it, the first use of a tensor starts one: of as many processes as the environment's ``DTORCH_WORKERS`` says, else
+    an embedded one. Any number of logical devices live on either.
 
     Args:
+        workers: how many worker processes; an embedded session when omitted.
+        devices: by device type how many logical devices each of them hosts, e.g. ``{"cpu": [3, 3, 2]}``; when omitted, ids are
+            dealt out in turn.
         simulate: logical devices by type that share one physical device, e.g. ``{"cuda": 8}``. A CPU mesh needs none.
         worker: ``"inline"`` runs batches in the caller's thread, ``"thread"`` in a thread of their own. The results,
             their order and the errors are the same. PyTorch has one default dtype for the whole process, so with a thread
@@ -44,7 +62,7 @@ def init(*, simulate: Mapping[str, int] | None = None, worker: str = "inline") -
                 "call dtorch.shutdown() first; its tensors' data is released then",
             )
         )
-    client = _embedded(simulate, worker)
+    client = _embedded(simulate, worker) if workers is None else _processes(workers, devices)
     clients.set_current(client)
     return client
 
@@ -64,12 +82,37 @@ def session() -> Client:
 
 def _embedded(simulate: Mapping[str, int] | None = None, worker: str = "inline") -> Client:
     devices = Devices(simulate)
-    service = Service(_TRANSPORTS[worker](Executor(devices)), devices.check_mesh)
+    service = Service(_TRANSPORTS[worker](Executor(devices)), check_mesh=devices.check_mesh)
 
     def check(mesh: DeviceMesh | MeshInfo) -> None:
         service.check_mesh(mesh.device_type, mesh.ids)
 
-    return Client(service, check, synchronous=os.environ.get("DTORCH_SYNC", "0") not in ("", "0"))
+    return Client(service, check, synchronous=_synchronous())
 
 
-clients.set_starter(_embedded)
+def _synchronous() -> bool:
+    return os.environ.get("DTORCH_SYNC", "0") not in ("", "0")
+
+
+def _first_use() -> Client:
+    workers = os.environ.get("DTORCH_WORKERS", "0")
+    return _processes(int(workers)) if workers not in ("", "0") else _embedded()
+
+
+def _processes(workers: int, counts: Mapping[str, Sequence[int]] | None = None) -> Client:
+    """A session of worker processes on this machine."""
+    hosting = Hosting(workers, {kind: list(n) for kind, n in (counts or {}).items()})
+    hub, started = Hub(workers), LocalProcesses("dtorch.worker.process")
+    hub_public, public, secret = (part.decode() for part in (hub.key.hub_public, hub.key.worker_public, hub.key.worker_secret))
+    task = Task(hub.address, 0, hub_public, public, secret, hosting, started.place, torch.get_num_threads())
+    for number in range(workers):
+        started.start(msgspec.structs.replace(task, number=number))
+    for link in hub.links:
+        if not link.there.wait(START_S):
+            raise InternalError("a worker process did not start")
+    service = Service(*hub.links, hosting=hosting, then=(started.end, hub.close))
+    return Client(service, lambda mesh: service.check_mesh(mesh.device_type, mesh.ids), synchronous=_synchronous())
+
+
+clients.set_starter(_first_use)
+atexit.register(shutdown)

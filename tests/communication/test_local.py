@@ -132,19 +132,19 @@ def test_reducing_what_was_filled_gives_the_value_back(op: str, dtype: torch.dty
 def test_assembling_copies_overlaps() -> None:
     sources = [torch.arange(6).reshape(2, 3), torch.arange(6, 12).reshape(2, 3)]
     parts = [(0, [1, 0], [0, 0], [1, 3]), (1, [0, 1], [1, 0], [1, 2]), (1, [1, 0], [1, 2], [1, 1])]
-    assert assemble(sources, parts, [2, 3], torch.device("cpu")).tolist() == [[3, 4, 5], [7, 8, 9]]
+    assert assemble(sources, parts, [2, 3], torch.int64, torch.device("cpu"), [0, 1]).tolist() == [[3, 4, 5], [7, 8, 9]]
 
 
 def test_assembling_keeps_the_order_of_strides_and_shares_nothing() -> None:
     source = torch.randn(3, 4).t()
-    target = assemble([source], [(0, [0, 0], [0, 0], [4, 3])], [4, 3], torch.device("cpu"))
+    target = assemble([source], [(0, [0, 0], [0, 0], [4, 3])], [4, 3], torch.float32, torch.device("cpu"), [1, 0])
     assert torch.equal(target, source) and target.stride() == (1, 4)
     target.zero_()
     assert source.abs().sum() > 0
 
 
 def test_assembling_nothing_gives_an_empty_piece_of_the_right_dtype() -> None:
-    empty = assemble([torch.ones(2, 2, dtype=torch.int8)], [], [0, 2], torch.device("cpu"))
+    empty = assemble([], [], [0, 2], torch.int8, torch.device("cpu"), [0, 1])
     assert empty.shape == (0, 2) and empty.dtype == torch.int8
 
 

@@ -11,6 +11,7 @@ from dtorch.core.errors import MeshError, SessionClosedError
 from dtorch.core.program import Fetch, Free, Sink
 from dtorch.transport.inprocess import InlineTransport, ThreadTransport
 from tests.transport.runners import Recorder
+from tests.worker.plans import ONE
 
 
 @pytest.mark.parametrize("transport", [InlineTransport, ThreadTransport])
@@ -18,14 +19,14 @@ def test_batches_reach_the_worker_and_replies_come_back(transport: type) -> None
     recorder = Recorder()
     sink: Sink = Service(transport(recorder))
     sink.submit(0, [Free([1])])
-    assert sink.request(0, [Fetch(2)]).result(10).result == [2, 2]
+    assert sink.request(0, [Fetch(2, ONE, [])]).result(10).result == [2, 2]
     sink.close()
-    assert recorder.batches == [(0, [Free([1])]), (0, [Fetch(2)])] and recorder.closed == 1
+    assert recorder.batches == [(0, [Free([1])]), (0, [Fetch(2, ONE, [])])] and recorder.closed == 1
 
 
 USES: list[Callable[[Service], object]] = [
     lambda s: s.submit(0, []),
-    lambda s: s.request(0, [Fetch(1)]),
+    lambda s: s.request(0, [Fetch(1, ONE, [])]),
     lambda s: s.check_mesh("cpu", [0]),
 ]
 
@@ -46,7 +47,7 @@ def test_meshes_are_checked_on_the_client_side() -> None:
         if max(ids) > 3:
             raise MeshError(f"no {device_type} {max(ids)}")
 
-    service = Service(InlineTransport(Recorder()), check)
+    service = Service(InlineTransport(Recorder()), check_mesh=check)
     service.check_mesh("cpu", [0, 3])
     with pytest.raises(MeshError, match="no cpu 4"):
         service.check_mesh("cpu", [4])

@@ -8,8 +8,8 @@ import weakref
 import pytest
 import torch
 
-from dtorch.controller.state import STORY_LENGTH, BatchArrived, ControllerState, DevicesAssigned, SendBatch
-from dtorch.core.errors import InternalError
+from dtorch.controller.state import STORY_LENGTH, BatchArrived, ControllerState, SendBatch, merged
+from dtorch.core.hosting import Hosting
 from dtorch.core.program import Call, Calls, DefinePlan, Draw, Forget, Free, MeshInfo, Put
 
 ONE = MeshInfo("cpu", [1], [0])
@@ -18,13 +18,13 @@ PLAN = DefinePlan(7, "aten::mm.default", [ONE], [], [], 0, [], [])
 
 @pytest.fixture
 def state() -> ControllerState:
-    return ControllerState("embedded")
+    return ControllerState()
 
 
 def test_a_batch_goes_on_whole(state: ControllerState) -> None:
     batch = [PLAN, Calls.of(Call(7, [], [1], []))]
     (order,) = state.handle(BatchArrived(5, batch))
-    assert order == SendBatch("embedded", 5, batch) and order.batch is batch
+    assert order == SendBatch((0,), 5, batch) and order.batch is batch
 
 
 def test_counters(state: ControllerState) -> None:
@@ -60,8 +60,22 @@ def test_the_story_is_bounded_and_keeps_no_tensor(state: ControllerState) -> Non
     assert len(state.story().splitlines()) == STORY_LENGTH
 
 
-def test_devices_are_hosted_by_the_one_worker(state: ControllerState) -> None:
-    assert state.handle(DevicesAssigned("embedded", "cpu", (0, 1))) == []
-    assert state.host("cpu", 1) == "embedded" == state.host("cuda", 99)
-    with pytest.raises(InternalError, match="'other'"):
-        state.handle(DevicesAssigned("other", "cpu", (2,)))
+def test_each_worker_gets_what_it_holds_of_what_is_put() -> None:
+    row = MeshInfo("cpu", [3], [0, 1, 2])
+    tensors = [torch.full((1,), float(n)) for n in range(3)]
+    first, second = ControllerState(Hosting(2)).handle(BatchArrived(4, [PLAN, Put(2, row, [0], tensors), Free([1])]))
+    assert (first.workers, second.workers, first.first) == ((0,), (1,), 4)
+    assert [t.item() for t in first.batch[1].tensors] == [0, 2] and [t.item() for t in second.batch[1].tensors] == [1]
+    other = ControllerState(Hosting(2)).handle(BatchArrived(0, [Put(2, ONE, [], tensors[:1])]))
+    assert [len(order.batch) for order in other] == [1, 0]
+
+
+def test_what_is_not_put_goes_to_all_at_once() -> None:
+    batch = [PLAN, Free([1])]
+    (order,) = ControllerState(Hosting(3)).handle(BatchArrived(0, batch))
+    assert order == SendBatch((0, 1, 2), 0, batch) and order.batch is batch
+
+
+def test_answers_of_several_workers_are_one() -> None:
+    assert merged([[1, None, None], [None, 2, None]]) == [1, 2, None]
+    assert merged([None, 7, 8]) == 7 and merged([None, None]) is None

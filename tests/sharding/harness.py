@@ -21,6 +21,7 @@ from dtorch import DeviceMesh, Partial, Replicate, Shard, init_device_mesh
 from dtorch.core.placements import Placement, Placements, balanced
 from dtorch.core.program import Fetch
 from dtorch.core.spec import Spec
+from dtorch.tensor.moving import mesh_info
 
 MESHES = ((2,), (3,), (2, 2))
 PARTIAL_OPS = ("sum",)
@@ -134,7 +135,7 @@ def pieces_fit(tensor: dtorch.Tensor, where: str = "", ordered: bool = False) ->
     assert tensor.shape == spec.shape and tensor.stride() == spec.stride and tensor.dtype == spec.dtype, (
         f"{spec} is not what the tensor says {where}"
     )
-    pieces = tensor._value.client.request(Fetch(tensor._value.handle, describe=True))
+    pieces = tensor._value.client.request(Fetch(tensor._value.handle, mesh_info(spec.mesh), list(spec.axes), describe=True))
     assert len(pieces) == len(spec.boxes), f"{len(pieces)} pieces, {spec} has {len(spec.boxes)} {where}"
     for number, ((shape, stride, dtype), (_, wanted)) in enumerate(zip(pieces, spec.boxes, strict=True)):
         assert tuple(shape) == wanted, f"local shape {tuple(shape)} of piece {number}, {spec} promises {wanted} {where}"

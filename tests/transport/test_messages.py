@@ -50,6 +50,7 @@ from dtorch.core.program import (
 from dtorch.transport.inprocess import InlineTransport
 from dtorch.transport.messages import EncodedTransport, decode_batch, decode_reply, encode_batch, encode_reply
 from dtorch.worker.executor import Executor
+from tests.worker.plans import ONE
 
 MESH = MeshInfo("cpu", [2], [3, 4])
 ARGS: list[Any] = [
@@ -69,7 +70,7 @@ ARGS: list[Any] = [
 STEPS = [
     Local("aten::x.default", ARGS, {"a": Slot(0), "b": [Vary([1, 2])]}, [1], [0], 0),
     Collective("slice", 1, 2, 1, 0, [1, 2], "sum", 0, [0]),
-    Exchange(0, 1, [[(0, [1], [2], [3])], []], [[4], [0]], 0, 1),
+    Exchange(0, 1, [[(0, [1], [2], [3])], []], [[4], [0]], 0, 1, "float32"),
     Apply(0, [1], [2], [0], 1),
     Together([Collective("all_gather", 1, 0, 1, 0, [1, 2], "sum", 0, [], [1, 0], refill=True)]),
 ]
@@ -77,7 +78,7 @@ INSTRUCTIONS: list[Instruction] = [
     DefinePlan(1, "aten::x.default", [MESH, MESH], [[0], []], [0, 1], 1, STEPS, [1], True),
     Calls.of(Call(1, [10**12], [2], [2**100, 1.5, None, True])),
     Load(["f"], [(0, "a"), (0, "b")], [Filled(3, MESH, [0], "float16", [[2], [0]], [[Read(1, [4], [2], [0], [0], [2])], []])]),
-    Fetch(1, [0], True),
+    Fetch(1, ONE, [0], True),
     Free([1, 2]),
     Drop([1, 2]),
     Forget([1]),
@@ -228,10 +229,10 @@ def test_a_worker_behind_encoding_computes_the_same() -> None:
     transport = EncodedTransport(InlineTransport(Executor()))
     pieces = [torch.randn(2, 2).t(), torch.randn(1, 2)]
     transport.submit(0, [add, Put(1, MESH, [0], pieces), Calls.of(Call(1, [1, 1], [2], [2.0]))])
-    result = transport.request(1, [Fetch(2)]).result().result
+    result = transport.request(1, [Fetch(2, MESH, [0])]).result().result
     assert all(torch.equal(r, p + 2 * p) for r, p in zip(result, pieces, strict=True))
     transport.submit(1, [Calls.of(Call(1, [1], [3], [2.0]))])
-    assert transport.request(2, [Fetch(3)]).result().failures[0].sequence == 1
+    assert transport.request(2, [Fetch(3, ONE, [])]).result().failures[0].sequence == 1
     transport.close()
 
 

@@ -14,6 +14,7 @@ from dtorch.transport.base import Runner, Transport
 from dtorch.transport.inprocess import InlineTransport, ThreadTransport
 from dtorch.transport.messages import EncodedTransport
 from tests.transport.runners import Broken, Gated, Recorder
+from tests.worker.plans import ONE
 
 Make = Callable[[Runner], Transport]
 
@@ -44,14 +45,14 @@ def test_batches_arrive_in_order_and_whole(make: Make) -> None:
     sent = [(n, [Calls.of(Call(n, [1, 2], [3], [0.5])), Free([n])]) for n in range(100)]
     for first, batch in sent:
         transport.submit(first, batch)
-    reply = transport.request(100, [Barrier(), Fetch(7)]).result(10)
+    reply = transport.request(100, [Barrier(), Fetch(7, ONE, [])]).result(10)
     assert reply.result == [7, 101]
-    assert recorder.batches == [*sent, (100, [Barrier(), Fetch(7)])]
+    assert recorder.batches == [*sent, (100, [Barrier(), Fetch(7, ONE, [])])]
 
 
 def test_replies_belong_to_their_requests(make: Make) -> None:
     transport = make(Recorder())
-    pending = [transport.request(0, [Fetch(n)]) for n in range(10)]
+    pending = [transport.request(0, [Fetch(n, ONE, [])]) for n in range(10)]
     assert [p.result(10).result for p in pending] == [[n, n + 1] for n in range(10)]
     assert all(p.done() for p in pending)
 
@@ -59,7 +60,7 @@ def test_replies_belong_to_their_requests(make: Make) -> None:
 def test_callbacks_are_called_with_the_reply_before_and_after_it_is_there(make: Make) -> None:
     transport = make(Recorder())
     called: Future[PendingReply] = Future()
-    reply = transport.request(0, [Fetch(1)])
+    reply = transport.request(0, [Fetch(1, ONE, [])])
     reply.add_done_callback(called.set_result)
     assert called.result(10) is reply
     late: list[PendingReply] = []
@@ -80,17 +81,17 @@ def test_a_runner_that_breaks_is_heard_of_at_once_or_at_the_next_use(make: Make)
     transport = make(Broken())
     with pytest.raises((OSError, InternalError), match="on fire"):
         transport.submit(0, [Free([1])])
-        transport.request(0, [Fetch(1)]).result(10)
+        transport.request(0, [Fetch(1, ONE, [])]).result(10)
         transport.submit(0, [Free([1])])
     with pytest.raises((OSError, InternalError)):
-        transport.request(0, [Fetch(1)]).result(10)
+        transport.request(0, [Fetch(1, ONE, [])]).result(10)
 
 
 def test_inline_runs_in_the_calling_thread_and_a_thread_elsewhere() -> None:
     for kind, same in (("inline", True), ("thread", False)):
         recorder = Recorder()
         transport = MAKERS[kind](recorder)
-        transport.request(0, [Fetch(1)]).result(10)
+        transport.request(0, [Fetch(1, ONE, [])]).result(10)
         transport.close()
         assert (recorder.threads == {threading.get_ident()}) is same
 
@@ -120,7 +121,7 @@ def test_the_thread_lets_the_client_run_ahead_until_credits_end() -> None:
 def test_a_reply_that_is_not_there_times_out() -> None:
     gated = Gated()
     transport = ThreadTransport(gated)
-    reply = transport.request(0, [Fetch(1)])
+    reply = transport.request(0, [Fetch(1, ONE, [])])
     assert not reply.done()
     with pytest.raises(TimeoutError):
         reply.result(0.01)
@@ -138,7 +139,7 @@ def test_requests_behind_a_break_fail_and_do_not_run() -> None:
     broken = BrokenLater()
     transport = ThreadTransport(broken)
     transport.submit(0, [Free([1])])
-    behind = transport.request(0, [Fetch(1)])
+    behind = transport.request(0, [Fetch(1, ONE, [])])
     broken.gate.set()
     with pytest.raises(InternalError, match="earlier batch"):
         behind.result(10)

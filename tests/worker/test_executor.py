@@ -55,7 +55,7 @@ def executor() -> Executor:
 
 
 def fetch(executor: Executor, handle: int) -> list:
-    reply = executor.run(0, [Fetch(handle)])
+    reply = executor.run(0, [Fetch(handle, ONE, [])])
     assert reply.failures == []
     return [t.tolist() for t in reply.result]
 
@@ -71,34 +71,34 @@ def test_calls_run_in_order(executor: Executor) -> None:
 
 
 def test_a_fetched_value_is_a_copy_without_history(executor: Executor) -> None:
-    (tensor,) = executor.run(0, [Fetch(1)]).result
+    (tensor,) = executor.run(0, [Fetch(1, ONE, [])]).result
     tensor.zero_()
     assert fetch(executor, 1) == [[1, 2]] and not tensor.requires_grad
 
 
-def test_some_pieces_and_descriptions(executor: Executor) -> None:
+def test_pieces_and_descriptions(executor: Executor) -> None:
     pieces = [torch.zeros(2, 3).t(), torch.ones(1, dtype=torch.bfloat16)]
     executor.submit(0, [Put(9, PAIR, [0], pieces)])
-    assert executor.run(0, [Fetch(9, [1])]).result[0].tolist() == [1]
-    assert executor.run(0, [Fetch(9, describe=True)]).result == [[[3, 2], [1, 3], "float32"], [[1], [1], "bfloat16"]]
+    assert executor.run(0, [Fetch(9, PAIR, [0])]).result[1].tolist() == [1]
+    assert executor.run(0, [Fetch(9, PAIR, [0], describe=True)]).result == [[[3, 2], [1, 3], "float32"], [[1], [1], "bfloat16"]]
 
 
 def test_what_is_put_needs_no_gradient_and_is_not_copied(executor: Executor) -> None:
     given = torch.ones(2, requires_grad=True)
     executor.submit(0, [put(9, given), call(3, [9, 1], [9], [])])
-    assert given.tolist() == [2, 3] and not executor.run(0, [Fetch(9)]).result[0].requires_grad
+    assert given.tolist() == [2, 3] and not executor.run(0, [Fetch(9, ONE, [])]).result[0].requires_grad
 
 
 def test_freed_and_forgotten(executor: Executor) -> None:
     executor.submit(0, [Free([1, 77]), Forget([1, 99])])
     assert 1 not in executor.store
-    assert "value 1 is not stored" in failure_of(executor.run(0, [Fetch(1)])).message
+    assert "value 1 is not stored" in failure_of(executor.run(0, [Fetch(1, ONE, [])])).message
     assert "plan 1 is not defined" in failure_of(executor.run(0, [call(1, [2, 2], [3], [])])).message
 
 
 def test_only_the_last_instruction_is_answered(executor: Executor) -> None:
-    assert executor.run(0, [Fetch(1), call(1, [1, 2], [3], [])]).result is None
-    assert executor.run(0, [Fetch(1), Barrier()]).result is None
+    assert executor.run(0, [Fetch(1, ONE, []), call(1, [1, 2], [3], [])]).result is None
+    assert executor.run(0, [Fetch(1, ONE, []), Barrier()]).result is None
     assert executor.run(0, []).result is None
 
 
@@ -129,30 +129,30 @@ def test_poison_spreads_silently_and_is_told_once(executor: Executor) -> None:
     failure = failure_of(executor.run(10, [Barrier()]))
     assert failure.sequence == 7
     assert executor.run(10, [Barrier()]).failures == []
-    assert executor.run(10, [Fetch(5)]) == Reply(None, [failure])
+    assert executor.run(10, [Fetch(5, ONE, [])]) == Reply(None, [failure])
     assert fetch(executor, 1) == [[1, 2]], "what does not depend on it is whole"
 
 
 def test_fetching_poison_does_not_tell_a_new_failure_twice(executor: Executor) -> None:
-    assert failure_of(executor.run(0, [call(2, [1, 2], [3], []), Fetch(3)])).plan == 2
+    assert failure_of(executor.run(0, [call(2, [1, 2], [3], []), Fetch(3, ONE, [])])).plan == 2
 
 
 def test_poison_inside_a_plan_of_several_pieces(executor: Executor) -> None:
     plan = sharded(6, "aten::neg.default", Slot(0), mesh=PAIR)
     first = failure_of(executor.run(0, [plan, call(2, [1, 2], [3], []), call(6, [3], [4], []), Barrier()]))
-    assert failure_of(executor.run(2, [Fetch(4)])) is first
+    assert failure_of(executor.run(2, [Fetch(4, ONE, [])])) is first
 
 
 def test_a_failed_write_poisons_the_destination_and_its_views(executor: Executor) -> None:
     executor.submit(0, [put(8, [1.0, 2.0, 3.0]), call(4, [1], [3], []), call(3, [1, 8], [9], [])])
     failure = failure_of(executor.run(0, [Barrier()]))
     for handle in (1, 3, 9):
-        assert executor.run(0, [Fetch(handle)]) == Reply(None, [failure])
+        assert executor.run(0, [Fetch(handle, ONE, [])]) == Reply(None, [failure])
 
 
 def test_writing_poison_poisons_the_destination(executor: Executor) -> None:
     failure = failure_of(executor.run(0, [call(2, [1, 2], [3], []), call(3, [1, 3], [4], []), Barrier()]))
-    assert executor.run(0, [Fetch(1)]) == Reply(None, [failure])
+    assert executor.run(0, [Fetch(1, ONE, [])]) == Reply(None, [failure])
 
 
 def test_a_huge_allocation_is_an_ordinary_failure(executor: Executor) -> None:
@@ -166,7 +166,7 @@ def test_a_plan_that_cannot_be_compiled_fails_its_calls(executor: Executor) -> N
     plan = single(6, "aten::nonesuch.default", Slot(0))
     failure = failure_of(executor.run(0, [plan, call(6, [1], [3], []), Barrier()]))
     assert "nonesuch" in failure.message and failure.operator == "aten::nonesuch.default"
-    assert executor.run(0, [Fetch(3)]) == Reply(None, [failure])
+    assert executor.run(0, [Fetch(3, ONE, [])]) == Reply(None, [failure])
     executor.run(0, [single(6, "aten::neg.default", Slot(0)), call(6, [1], [3], [])])
     assert fetch(executor, 3) == [[-1, -2]], "a plan may be defined anew"
 
@@ -179,7 +179,7 @@ def test_put_on_a_device_that_does_not_exist_poisons_the_value(executor: Executo
     bad = Put(9, MeshInfo("xpu", [1], [3]), [], [torch.ones(1)])
     failure = failure_of(executor.run(0, [bad]))
     assert (failure.operator, failure.device) == ("Put", "xpu:3")
-    assert executor.run(0, [Fetch(9)]) == Reply(None, [failure])
+    assert executor.run(0, [Fetch(9, ONE, [])]) == Reply(None, [failure])
 
 
 def test_a_draw_continues_its_own_generator(executor: Executor) -> None:
@@ -227,12 +227,20 @@ def test_an_interrupt_keeps_the_books(executor: Executor) -> None:
         library.impl("interrupted", interrupt, "CPU")
         stop = single(6, "dtorch_test::interrupted.default", Slot(0))
         after = single(7, "aten::neg.default", Slot(0))
-        batch: list[Instruction] = [stop, call(6, [1], [3], []), after, put(8, [4.0]), Free([2]), call(7, [8], [9], []), Fetch(8)]
+        batch: list[Instruction] = [
+            stop,
+            call(6, [1], [3], []),
+            after,
+            put(8, [4.0]),
+            Free([2]),
+            call(7, [8], [9], []),
+            Fetch(8, ONE, []),
+        ]
         with pytest.raises(KeyboardInterrupt):
             executor.submit(20, batch)
     # Who pressed the keys knows: only who reads such a value hears of it again.
     assert executor.run(22, [Barrier()]).failures == []
-    assert [f.sequence for f in executor.run(22, [Fetch(3)]).failures] == [20]
+    assert [f.sequence for f in executor.run(22, [Fetch(3, ONE, [])]).failures] == [20]
     assert 2 not in executor.store and fetch(executor, 8) == [[4]]
     executor.submit(22, [call(7, [8], [10], [])])
     assert fetch(executor, 10) == [[-4]]
@@ -260,4 +268,4 @@ def test_an_interrupt_after_a_run_of_calls_spares_what_ran(executor: Executor, m
         executor.submit(0, [first, *([Free([1])] if at else []), put(11, [6.0]), second])
     monkeypatch.undo()
     assert [fetch(executor, h) for h in (2, 3, 4)] == [[[-4]], [[4]], [[-4]]]
-    assert [f.sequence for f in executor.run(4, [Fetch(12)]).failures] == [3]
+    assert [f.sequence for f in executor.run(4, [Fetch(12, ONE, [])]).failures] == [3]

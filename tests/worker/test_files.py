@@ -29,7 +29,7 @@ def load(files: list[str], *values: Filled) -> Load:
 def loaded(instruction: Load) -> list[list[torch.Tensor]]:
     executor = Executor()
     executor.submit(0, [instruction])
-    return [executor.run(0, [Fetch(value.handle)]).result for value in instruction.values]
+    return [executor.run(0, [Fetch(value.handle, value.mesh, value.axes)]).result for value in instruction.values]
 
 
 def test_pieces_are_boxes_of_what_is_stored(files: list[str]) -> None:
@@ -80,7 +80,7 @@ def test_a_failure_spoils_all_of_the_instruction_and_is_told(files: list[str], n
     (failure,) = executor.run(0, [Barrier()]).failures
     assert failure.operator == "Load" and any(word in failure.message for word in ("no", "No such file"))
     for value in instruction.values:
-        assert executor.run(0, [Fetch(value.handle)]) == Reply(None, [failure])
+        assert executor.run(0, [Fetch(value.handle, value.mesh, value.axes)]) == Reply(None, [failure])
 
 
 def test_files_are_closed_and_what_was_read_outlives_them(files: list[str]) -> None:
@@ -88,4 +88,4 @@ def test_files_are_closed_and_what_was_read_outlives_them(files: list[str]) -> N
     executor = Executor()
     executor.submit(0, [load(files, whole)])
     Path(files[0]).write_bytes(b"\0" * Path(files[0]).stat().st_size)
-    assert torch.equal(executor.run(0, [Fetch(7)]).result[0], A)
+    assert torch.equal(executor.run(0, [Fetch(7, PAIR, [])]).result[0], A)

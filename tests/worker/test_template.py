@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dtorch.core.program import Const, Local, Scalar, Slot, Vary
-from dtorch.worker.template import Template, constant, slots_of, varies
+from dtorch.worker.template import Template, chosen, constant, slots_of
 
 CPU = torch.device("cpu")
 
@@ -69,7 +69,7 @@ def test_text_and_infinities_survive_as_constants() -> None:
     assert torch.equal(run(local("aten::gelu.default", Slot(0), approximate="tanh"), a), expected)
 
 
-def test_finding_slots_and_variation() -> None:
-    tree = [Slot(3), [Slot(1), {"x": Slot(3)}], 2, Vary([1, 2])]
+def test_finding_slots_and_choosing_a_coordinate() -> None:
+    tree = [Slot(3), [Slot(1), {"x": Slot(3)}], 2, {"y": [Vary([1, 2])]}]
     assert slots_of(tree) == [3, 1, 3]
-    assert varies(tree) and not varies([[Slot(1)], {"x": 1}])
+    assert chosen(tree, 1) == [Slot(3), [Slot(1), {"x": Slot(3)}], 2, {"y": [2]}]

@@ -103,25 +103,29 @@ def fill(piece: Tensor, op: str, *, first: bool) -> Tensor:
 
 
 def assemble(
-    sources: Sequence[Tensor], parts: Sequence[Part], shape: Sequence[int], device: torch.device, order: Sequence[int] = ()
+    sources: Sequence[Tensor],
+    parts: Sequence[Part],
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    order: Sequence[int],
 ) -> Tensor:
     """Build one target piece from parts of source pieces, which may lie on another device.
 
     Args:
-        sources: all source pieces.
+        sources: source pieces.
         parts: what to copy; together they cover the target.
         shape: local shape of the target piece.
-        order: as for ``all_gather``.
+        order: dims from the largest stride to the smallest.
     """
-    like = sources[parts[0][0]] if parts else sources[0]
-    order = order or _memory_order(like)
-    target = torch.empty([shape[d] for d in order], dtype=like.dtype, device=device).permute(_inverse(order))
+    target = torch.empty([shape[d] for d in order], dtype=dtype, device=device).permute(_inverse(order))
     for number, from_offset, to_offset, size in parts:
-        _box(target, to_offset, size).copy_(_box(sources[number], from_offset, size))
+        box(target, to_offset, size).copy_(box(sources[number], from_offset, size))
     return target
 
 
-def _box(tensor: Tensor, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+def box(tensor: Tensor, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+    """The view of a tensor at an offset, of a size, both per dim."""
     for dim, (start, length) in enumerate(zip(offset, size, strict=True)):
         if length != tensor.shape[dim]:
             tensor = tensor.narrow(dim, start, length)

@@ -1,31 +1,44 @@
-"""``Service``: takes the client's instructions and sends them on over a transport."""
+"""``Service``: takes the client's instructions, sends them on to the workers, and makes one reply of theirs."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..core.errors import SessionClosedError, four_parts
-from ..core.program import Instruction, PendingReply
+from ..core.hosting import ALONE, Hosting
+from ..core.program import Instruction, PendingReply, Reply
 from ..transport.base import Transport
-from .state import BatchArrived, ControllerState
+from .state import BatchArrived, ControllerState, merged
 
 CheckMesh = Callable[[str, Sequence[int]], None]
 
 
 class Service:
-    """A ``Sink`` over one worker that hosts every device.
+    """A ``Sink`` over workers.
 
     Args:
-        transport: the way to the worker; closed with the service.
-        check_mesh: raises MeshError for devices that the worker's machine does not have.
-        worker: the worker's name in errors and stories.
+        transports: the way to each worker, by number; closed with the service.
+        check_mesh: raises MeshError for devices that the workers' machines do not have.
+        hosting: which worker hosts which device.
+        then: called in turn once all transports are closed.
     """
 
-    def __init__(self, transport: Transport, check_mesh: CheckMesh | None = None, worker: str = "embedded") -> None:
-        self.state = ControllerState(worker)
-        self._transport = transport
+    def __init__(
+        self,
+        *transports: Transport,
+        check_mesh: CheckMesh | None = None,
+        hosting: Hosting = ALONE,
+        then: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        assert len(transports) == hosting.workers
+        self.state = ControllerState(hosting)
+        self._transports = transports
         self._check_mesh = check_mesh
         self._closed = False
+        self._then = then
 
     def check_mesh(self, device_type: str, ids: Sequence[int]) -> None:
         """Check that logical devices exist, before anything is placed on them.
@@ -46,23 +59,29 @@ class Service:
         """
         self._check_open()
         for order in self.state.handle(BatchArrived(first, batch)):
-            self._transport.submit(order.first, order.batch)
+            for worker in order.workers:
+                self._transports[worker].submit(order.first, order.batch)
 
     def request(self, first: int, batch: list[Instruction]) -> PendingReply:
-        """Send a batch and answer its last instruction.
+        """Send a batch and answer its last instruction, once every worker has.
 
         Raises:
             SessionClosedError: after ``close``.
         """
         self._check_open()
-        (order,) = self.state.handle(BatchArrived(first, batch))
-        return self._transport.request(order.first, order.batch)
+        replies: list[PendingReply] = []
+        for order in self.state.handle(BatchArrived(first, batch)):
+            replies += [self._transports[worker].request(order.first, order.batch) for worker in order.workers]
+        return replies[0] if len(replies) == 1 else Replies(replies)
 
     def close(self) -> None:
-        """End the worker and release everything; a second call does nothing."""
+        """End the workers and release everything; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._transport.close()
+            for transport in self._transports:
+                transport.close()
+            for step in self._then:
+                step()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -70,3 +89,38 @@ class Service:
             rule = "tensors live as long as their session"
             remedy = "make new tensors: the next use starts a new session"
             raise SessionClosedError(four_parts(given, rule, "after dtorch.shutdown()", remedy))
+
+
+class Replies:
+    """The replies of several workers as one."""
+
+    def __init__(self, replies: Sequence[PendingReply]) -> None:
+        self._replies = replies
+
+    def done(self) -> bool:
+        """Whether all are there."""
+        return all(reply.done() for reply in self._replies)
+
+    def result(self, timeout: float | None = None) -> Reply:
+        """All of them as one. What failed for want of what another worker failed to give is not told beside that."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        replies = [r.result(None if deadline is None else max(0.0, deadline - time.monotonic())) for r in self._replies]
+        failures = sorted((f for reply in replies for f in reply.failures), key=lambda f: f.sequence)
+        causes = [f for f in failures if not f.caused]
+        if failures:
+            return Reply(None, causes or failures[:1])
+        return Reply(merged([reply.result for reply in replies]))
+
+    def add_done_callback(self, fn: Any) -> None:
+        """Call ``fn(self)`` once all are there."""
+        left, lock = [len(self._replies)], threading.Lock()
+
+        def one(_: Any) -> None:
+            with lock:
+                left[0] -= 1
+                last = left[0] == 0
+            if last:
+                fn(self)
+
+        for reply in self._replies:
+            reply.add_done_callback(one)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ..core.errors import InternalError
+import msgspec
+
+from ..core.grid import Grid, Here
+from ..core.hosting import ALONE, Hosting
 from ..core.program import Call, Calls, DefinePlan, Draw, Forget, Instruction, Put
 
 STORY_LENGTH = 32
@@ -24,24 +29,12 @@ class BatchArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class DevicesAssigned:
-    """A worker now hosts these logical devices of a type."""
-
-    worker: str
-    device_type: str
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class SendBatch:
-    """Send a batch to a worker."""
+    """Send a batch to workers, which are given by number."""
 
-    worker: str
+    workers: tuple[int, ...]
     first: int
     batch: list[Instruction]
-
-
-Event = BatchArrived | DevicesAssigned
 
 
 @dataclass(slots=True)
@@ -54,44 +47,38 @@ class Counters:
 
 
 class ControllerState:
-    """Device map, plan registry, counters and story. Batches go on whole, so a Call costs nothing here.
+    """Routing, plan registry, counters and story. Batches go on whole but for what is put, so a Call costs nothing here."""
 
-    Args:
-        default_worker: hosts every device that is not assigned otherwise.
-    """
-
-    def __init__(self, default_worker: str) -> None:
-        self.default_worker = default_worker
+    def __init__(self, hosting: Hosting = ALONE) -> None:
+        self.hosting = hosting
         self.counters = Counters()
         self.plans: dict[int, str] = {}
-        self._hosts: dict[tuple[str, int], str] = {}
         # Entries are written out only when someone asks. No entry may hold a Put, which would keep its tensors alive.
         self._story: deque[Calls | Draw | str] = deque(maxlen=STORY_LENGTH)
 
-    def handle(self, event: Event) -> list[SendBatch]:
-        """What to do about an event.
-
-        Raises:
-            InternalError: devices are assigned to a second worker, which a batch sent whole could not serve.
-        """
-        if isinstance(event, DevicesAssigned):
-            self._assign(event)
-            return []
+    def handle(self, event: BatchArrived) -> list[SendBatch]:
+        """What to do about an event: all workers get the same batch, but each only what it is to hold of what is put."""
         self._note(event.first, event.batch)
-        return [SendBatch(self.default_worker, event.first, event.batch)]
+        workers = tuple(range(self.hosting.workers))
+        if len(workers) == 1 or not any(isinstance(i, Put) for i in event.batch):
+            return [SendBatch(workers, event.first, event.batch)]
+        return [SendBatch((worker,), event.first, self._for(worker, event.batch)) for worker in workers]
 
-    def host(self, device_type: str, device: int) -> str:
-        """Name of the worker that hosts a logical device."""
-        return self._hosts.get((device_type, device), self.default_worker)
+    def _for(self, worker: int, batch: list[Instruction]) -> list[Instruction]:
+        here = Here(self.hosting, worker)
+        kept: list[Instruction] = []
+        for instruction in batch:
+            if not isinstance(instruction, Put):
+                kept.append(instruction)
+                continue
+            held = Grid(instruction.mesh, instruction.axes, here).held
+            if held:
+                kept.append(msgspec.structs.replace(instruction, tensors=[instruction.tensors[piece] for piece in held]))
+        return kept
 
     def story(self) -> str:
         """The last instructions, oldest first, one a line."""
         return "\n".join(line for entry in self._story for line in self._lines(entry))
-
-    def _assign(self, event: DevicesAssigned) -> None:
-        if event.worker != self.default_worker:
-            raise InternalError(f"devices {event.ids} assigned to {event.worker!r}, but {self.default_worker!r} hosts all")
-        self._hosts.update({(event.device_type, i): event.worker for i in event.ids})
 
     def _note(self, first: int, batch: list[Instruction]) -> None:
         self.counters.batches += 1
@@ -119,6 +106,14 @@ class ControllerState:
     def _line(self, call: Call | Draw) -> str:
         name = self.plans.get(call.plan, "forgotten")
         return f"  {type(call).__name__} {name} (plan {call.plan}): values {call.inputs} -> {call.outputs}"
+
+
+def merged(answers: Sequence[Any]) -> Any:
+    """One answer of the answers of all workers: of lists each part from whoever gave it, else the first that was given."""
+    given = [answer for answer in answers if answer is not None]
+    if not given or not isinstance(given[0], list):
+        return given[0] if given else None
+    return [next((part for part in parts if part is not None), None) for parts in zip(*given, strict=True)]
 
 
 def _title(instruction: Instruction) -> str:

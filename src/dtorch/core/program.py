@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-VERSION = 2
+VERSION = 3
 
 
 class Slot(msgspec.Struct, frozen=True, tag="slot"):
@@ -58,8 +58,9 @@ class Collective(msgspec.Struct, frozen=True, tag="collective"):
     then keep ``sizes`` along ``dim``), ``all_to_all`` (concatenate along ``from_dim``, then keep ``sizes`` along another
     dim, ``dim``), ``slice`` (no communication: keep ``sizes`` along ``dim``) or ``fill`` (no communication: make a
     partial whose first piece is the value). ``outer`` lists the mesh axes before ``axis`` that
-    shard the same dim of the target, outermost first: ``sizes`` is row-major over them and ``axis``. ``order`` lists the
-    dims of the whole from the largest stride to the smallest, which pieces alone cannot tell. With ``refill`` (of
+    shard the same dim of the target, outermost first: ``sizes`` is row-major over them and ``axis``; ``from_sizes`` and
+    ``from_outer`` are the same for the source, where it is split along ``axis``. ``order`` lists the dims of the whole from
+    the largest stride to the smallest, which pieces alone cannot tell. With ``refill`` (of
     ``all_gather`` only) the output slot is an input of the plan, and its memory is written, brought back first where it
     was dropped.
     """
@@ -76,14 +77,16 @@ class Collective(msgspec.Struct, frozen=True, tag="collective"):
     order: list[int] = []
     from_dim: int = 0
     refill: bool = False
+    from_sizes: list[int] = []
+    from_outer: list[int] = []
 
 
 class Exchange(msgspec.Struct, frozen=True, tag="exchange"):
     """Assemble each target piece from exactly the parts of source pieces that it needs, point to point.
 
     ``parts[t]`` lists ``(source piece, offset in source, offset in target, size)`` for target piece ``t``; offsets and
-    sizes are per dim. ``shapes[t]`` is the target piece's local shape. Source and target may lie on different meshes.
-    ``order`` as for ``Collective``.
+    sizes are per dim. ``shapes[t]`` is the target piece's local shape, ``dtype`` that of all pieces. Source and target may
+    lie on different meshes. ``order`` as for ``Collective``.
     """
 
     source: int
@@ -92,6 +95,7 @@ class Exchange(msgspec.Struct, frozen=True, tag="exchange"):
     shapes: list[list[int]]
     mesh: int
     target_mesh: int
+    dtype: str
     order: list[int] = []
 
 
@@ -191,7 +195,7 @@ class Draw(msgspec.Struct, frozen=True, tag="draw"):
 
 
 class Put(msgspec.Struct, frozen=True, tag="put"):
-    """Store tensors as the pieces of a value; ``tensors`` holds one per piece, row-major over ``axes``."""
+    """Store tensors as the pieces of a value; ``tensors`` holds one per piece that the worker holds, row-major over ``axes``."""
 
     handle: int
     mesh: MeshInfo
@@ -215,7 +219,10 @@ class Read(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Filled(msgspec.Struct, frozen=True):
-    """A value to be filled from files: for each piece, row-major over ``axes``, its local shape and what fills it."""
+    """A value to be filled from files: for each piece, row-major over ``axes``, its local shape and what fills it.
+
+    A worker reads those that it holds.
+    """
 
     handle: int
     mesh: MeshInfo
@@ -241,10 +248,14 @@ class PutFunction(msgspec.Struct, frozen=True, tag="put_function"):
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
-    """Send back pieces of a value (all when ``pieces`` is empty); with ``describe`` only shape, stride and dtype."""
+    """Send back the pieces of a value, which varies over ``axes`` of a mesh; with ``describe`` only shape, stride and dtype.
+
+    A worker answers with the list of all pieces, and None for each that an earlier worker holds as well, or that it lacks.
+    """
 
     handle: int
-    pieces: list[int] = []
+    mesh: MeshInfo
+    axes: list[int]
     describe: bool = False
 
 
@@ -290,7 +301,10 @@ Instruction = (
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An operator failed. ``sequence`` is the position of its Call in the stream."""
+    """An operator failed. ``sequence`` is the position of its Call in the stream.
+
+    It is ``caused`` where what another worker should have given had failed there.
+    """
 
     sequence: int
     operator: str
@@ -299,6 +313,7 @@ class Failure(msgspec.Struct, frozen=True):
     shapes: str
     message: str
     traceback: str
+    caused: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch._ops import OpOverload
 
@@ -135,8 +136,12 @@ class Builder:
         """Combine pieces along one axis; ``nbytes`` counts for the report, 0 where nothing moves."""
         out = Value(self.new_slot(target), target)
         outer = [a for a in target.sharding_axes(dim) if a < axis] if isinstance(target.placements[axis], Shard) else []
-        mesh, order = self.meshes_of[value.slot], list(target.order)
-        self.steps.append(Collective(kind, value.slot, out.slot, axis, dim, list(sizes), op, mesh, outer, order, from_dim))
+        mesh, order, now = self.meshes_of[value.slot], list(target.order), value.spec.placements[axis]
+        step = Collective(kind, value.slot, out.slot, axis, dim, list(sizes), op, mesh, outer, order, from_dim)
+        if isinstance(now, Shard):
+            before = [a for a in value.spec.sharding_axes(now.dim) if a < axis]
+            step = msgspec.structs.replace(step, from_sizes=list(value.spec.sizes_on(axis)), from_outer=before)
+        self.steps.append(step)
         if nbytes:
             self.report(kind, target.mesh.axis_names()[axis], nbytes, value.spec, target)
         return out
@@ -146,7 +151,14 @@ class Builder:
         out = Value(self.new_slot(target), target)
         self.steps.append(
             Exchange(
-                value.slot, out.slot, parts, shapes, self.meshes_of[value.slot], self.meshes_of[out.slot], list(target.order)
+                value.slot,
+                out.slot,
+                parts,
+                shapes,
+                self.meshes_of[value.slot],
+                self.meshes_of[out.slot],
+                str(target.dtype).removeprefix("torch."),
+                list(target.order),
             )
         )
         if nbytes:

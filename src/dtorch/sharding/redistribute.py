@@ -239,7 +239,7 @@ def _one_axis(builder: Builder, value: Value, axis: int, wanted: Placement) -> V
         if isinstance(now, Partial):
             return builder.collective("all_reduce", value, target, axis, op=now.reduce_op, nbytes=nbytes)
         assert isinstance(now, Shard)
-        return builder.collective("all_gather", value, target, axis, dim=now.dim, sizes=spec.sizes_on(axis), nbytes=nbytes)
+        return builder.collective("all_gather", value, target, axis, dim=now.dim, nbytes=nbytes)
     assert isinstance(wanted, Shard)
     if isinstance(now, Partial):
         return builder.collective(

@@ -269,7 +269,7 @@ def described(cls: type, client: Client, operator: Operator, made: Plan, outs: l
     mesh = made.mesh
     results = []
     for value in outs:
-        (shape, stride, dtype), *_ = client.request(Fetch(value.handle, describe=True))
+        (shape, stride, dtype), *_ = client.request(Fetch(value.handle, moving.mesh_info(mesh), [], describe=True))
         spec = Spec.make(mesh, (REPLICATE,) * mesh.ndim, shape, getattr(torch, dtype), stride)
         results.append(wrap(cls, spec, value))
     if not results:

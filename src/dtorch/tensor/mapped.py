@@ -174,11 +174,9 @@ class _Mapping:
         """The same, from the workers."""
         rows = []
         for value, placements in zip(outs, self.outs, strict=True):
-            pieces = [
-                torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-                for shape, _, dtype in client.request(Fetch(value.handle, describe=True))
-            ]
             axes = sorted(varying_axes(self.mesh, placements))
+            told = client.request(Fetch(value.handle, moving.mesh_info(self.mesh), axes, describe=True))
+            pieces = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for shape, _, dtype in told]
             number = {c: n for n, c in enumerate(coordinates([self.mesh.shape[a] for a in axes]))}
             rows.append({c: pieces[number[tuple(c[a] for a in axes)]] for c in coordinates(self.mesh.shape)})
         return rows

@@ -211,12 +211,17 @@ def mesh_info(mesh: DeviceMesh) -> MeshInfo:
     return MeshInfo(mesh.device_type, list(mesh.shape), list(mesh.ids))
 
 
+def fetching(tensor: Any) -> Fetch:
+    """The instruction that reads all pieces of a tensor."""
+    return Fetch(tensor._value.handle, mesh_info(tensor._spec.mesh), list(tensor._spec.axes))
+
+
 def fetch_pieces(tensor: Any) -> list[torch.Tensor]:
     """Copies of the tensor's distinct local tensors, in piece order; waits."""
     client = client_of(tensor)
     if tensor._value.group is not None:
         aliasing.refresh(tensor._value.group)
-    return client.request(Fetch(tensor._value.handle), None)
+    return client.request(fetching(tensor), None)
 
 
 def fetch_whole(tensor: Any) -> torch.Tensor:
@@ -230,4 +235,4 @@ def fetch_async(tensor: Any) -> TensorFuture:
     if whole._value.group is not None:
         aliasing.refresh(whole._value.group)
     client = client_of(whole)
-    return TensorFuture(client, client.send(Fetch(whole._value.handle)))
+    return TensorFuture(client, client.send(fetching(whole)))

@@ -157,11 +157,16 @@ def itself(cls: type, func: Any, args: tuple, kwargs: Named) -> Any:
     run = special.drawn if torch.Tag.nondeterministic_seeded in func.tags else dispatch.ordinary
     run(cls, func, *replace_leaves((args, kwargs), torch.Tensor, stand_in))
     made = [stand_in(out) for out in outs]
-    told = [current_client().request(Fetch(t._value.handle, describe=True))[0] for t in made]
+    told = [_described(t) for t in made]
     for out, of, (shape, stride, _) in zip(outs, made, told, strict=True):
         spec = Spec.make(mesh, (REPLICATE,) * mesh.ndim, shape, out.dtype, stride)
         put_into(out, wrap(cls, spec, of._value))
     return _returned(func, args, kwargs)
+
+
+def _described(tensor: Any) -> Any:
+    """Shape, stride and dtype as the workers have it."""
+    return current_client().request(Fetch(tensor._value.handle, moving.mesh_info(tensor._spec.mesh), [], describe=True))[0]
 
 
 def _is_ours(func: Any) -> bool:

@@ -7,34 +7,23 @@ inputs, runs the operator and stores the result; on a Poison among the inputs it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
+from ..communication.peers import NO_PEERS, Peers
 from ..core.errors import InternalError
+from ..core.grid import ALL_HERE, Grid, Here, grid_of
 from ..core.program import Apply, Call, Collective, DefinePlan, Draw, Local, Step, Together
+from .collectives import CollectiveStep, CutStep
+from .exchanging import ExchangeStep
+from .failing import Poisoned, StepFailed, describe
 from .operators import resolve, schema
-from .steps import (
-    DeviceOf,
-    Grid,
-    Run,
-    StepFailed,
-    apply_step,
-    collective_step,
-    describe,
-    exchange_step,
-    grid_of,
-    local_step,
-    returns_tensors,
-    tensors_of,
-    together_step,
-)
+from .steps import DeviceOf, Run, apply_step, local_step, returns_tensors, tensors_of
 from .store import Poison, Store
-from .template import Template, slots_of, varies
-
-
-class Poisoned(Exception):
-    """An input of a plan is poison."""
+from .template import Template, chosen, slots_of
 
 
 class CompiledPlan:
@@ -46,11 +35,17 @@ class CompiledPlan:
         device_type: of its first mesh.
     """
 
-    def __init__(self, plan: DefinePlan, device_of: DeviceOf) -> None:
-        self.plan = plan
+    def __init__(self, plan: DefinePlan, device_of: DeviceOf, here: Here = ALL_HERE, others: Peers = NO_PEERS) -> None:
+        self.plan, self.here = plan, here
         self.device_type = plan.meshes[0].device_type if plan.meshes else "cpu"
-        self.written = written_inputs(plan)
-        self.run: Callable[[Store, Any], None] = _single(plan, device_of) if _is_single(plan) else _general(plan, device_of)
+        self.written = written_inputs(plan, here)
+        self.run: Callable[[Store, Any], None]
+        if not any(here.holds(mesh) for mesh in plan.meshes):
+            self.run = _nothing
+        elif _is_single(plan, here):
+            self.run = _single(_for_one(plan, here), device_of)
+        else:
+            self.run = _general(plan, here, others, device_of)
 
     def blame(self, error: BaseException, store: Store, call: Call | Draw) -> StepFailed:
         """Where and on what a run failed."""
@@ -59,7 +54,8 @@ class CompiledPlan:
         tensors = [t for h in call.inputs for t in _stored(store, h)]
         step = self.plan.steps[0] if self.plan.steps else None
         operator = step.operator if isinstance(step, Local) else self.plan.operator
-        device = Grid(self.plan.meshes[0], []).devices(0) if self.plan.meshes else self.device_type
+        held = any(map(self.here.holds, self.plan.meshes[:1]))
+        device = Grid(self.plan.meshes[0], [], self.here).devices(0) if held else self.device_type
         return StepFailed(operator, device, describe(tensors))
 
 
@@ -68,10 +64,25 @@ def _stored(store: Store, handle: int) -> Sequence[Tensor]:
     return () if isinstance(value, Poison) else value
 
 
-def _is_single(plan: DefinePlan) -> bool:
-    """Whether the plan is one operator on values of one piece."""
+def _nothing(store: Store, call: Any) -> None:
+    """A plan for devices of other workers."""
+
+
+def _is_single(plan: DefinePlan, here: Here) -> bool:
+    """Whether the plan is one operator on values of which this worker holds one piece each."""
     step = plan.steps[0] if len(plan.steps) == 1 else None
-    return isinstance(step, Local) and not step.axes and not any(plan.axes) and not varies([step.args, step.kwargs])
+    if not isinstance(step, Local) or len(Grid(plan.meshes[step.mesh], step.axes, here).held) != 1:
+        return False
+    return all(len(grid_of(plan, slot, here).held) == 1 for slot in range(len(plan.axes)))
+
+
+def _for_one(plan: DefinePlan, here: Here) -> DefinePlan:
+    """A plan of one operator with the arguments for the only coordinate that it runs for here."""
+    step = plan.steps[0]
+    assert isinstance(step, Local)
+    (number,) = Grid(plan.meshes[step.mesh], step.axes, here).held
+    step = msgspec.structs.replace(step, args=chosen(step.args, number), kwargs=chosen(step.kwargs, number))
+    return msgspec.structs.replace(plan, steps=[step])
 
 
 def _single(plan: DefinePlan, device_of: DeviceOf) -> Callable[[Store, Any], None]:
@@ -100,42 +111,56 @@ def _single(plan: DefinePlan, device_of: DeviceOf) -> Callable[[Store, Any], Non
     return template.function("\n".join(lines), f"<plan for {plan.operator}>")
 
 
-def _general(plan: DefinePlan, device_of: DeviceOf) -> Callable[[Store, Any], None]:
-    """Run step by step, and let go of every temporary after its last use."""
-    steps = list(zip([_runner(plan, step, device_of) for step in plan.steps], _last_uses(plan), strict=True))
+def _general(plan: DefinePlan, here: Here, others: Peers, device_of: DeviceOf) -> Callable[[Store, Any], None]:
+    """Run step by step, and let go of every temporary after its last use.
+
+    A failure must not keep other workers waiting: what they need this one for after it, it refuses.
+    """
+    plan = msgspec.structs.replace(plan, steps=list(chain(*(s.parts if isinstance(s, Together) else [s] for s in plan.steps))))
+    runs = [_runner(plan, step, here, others, device_of) for step in plan.steps]
+    steps = list(zip(runs, _last_uses(plan), strict=True))
     empty = [None] * (len(plan.axes) - plan.inputs)
+    absent = {slot for slot in range(plan.inputs) if not grid_of(plan, slot, here).held}
 
     def run(store: Store, call: Any) -> None:
-        slots: list[Any] = [store[h] for h in call.inputs]
-        if any(type(value) is Poison for value in slots):
-            raise Poisoned
-        slots += empty
-        scalars = call.scalars
-        for step, dead in steps:
-            step(slots, scalars)
-            for slot in dead:
-                slots[slot] = None
+        done = 0
+        try:
+            slots: list[Any] = [() if n in absent else store[h] for n, h in enumerate(call.inputs)]
+            if any(type(value) is Poison for value in slots):
+                raise Poisoned
+            slots += empty
+            for step, dead in steps:
+                # A step that fails has told its peers.
+                done += 1
+                step(slots, call.scalars)
+                for slot in dead:
+                    slots[slot] = None
+        except BaseException:
+            for later in runs[done:]:
+                if isinstance(later, CollectiveStep | ExchangeStep):
+                    later.refuse()
+            raise
         for handle, slot in zip(call.outputs, plan.outputs, strict=True):
             store[handle] = slots[slot]
 
     return run
 
 
-def _runner(plan: DefinePlan, step: Step, device_of: DeviceOf) -> Run:
+def _runner(plan: DefinePlan, step: Step, here: Here, others: Peers, device_of: DeviceOf) -> Run:
     if isinstance(step, Local):
-        return local_step(plan, step, device_of)
+        return local_step(plan, step, here, device_of)
     if isinstance(step, Apply):
-        return apply_step(plan, step)
-    if isinstance(step, Together):
-        return together_step(plan, step)
-    return collective_step(plan, step) if isinstance(step, Collective) else exchange_step(plan, step, device_of)
+        return apply_step(plan, step, here)
+    if isinstance(step, Collective):
+        return CutStep(plan, step, here) if step.kind in ("slice", "fill") else CollectiveStep(plan, step, here, others)
+    assert not isinstance(step, Together)
+    return ExchangeStep(plan, step, here, others, device_of(plan.meshes[step.target_mesh].device_type))
 
 
 def _reads(step: Step) -> list[int]:
     if isinstance(step, Apply):
         return [step.function, *step.inputs]
-    if isinstance(step, Together):
-        return [part.source for part in step.parts]
+    assert not isinstance(step, Together)
     return slots_of([step.args, step.kwargs]) if isinstance(step, Local) else [step.source]
 
 
@@ -155,7 +180,7 @@ def _last_uses(plan: DefinePlan) -> list[list[int]]:
     return dead[::-1]
 
 
-def written_inputs(plan: DefinePlan) -> tuple[int, ...]:
+def written_inputs(plan: DefinePlan, here: Here = ALL_HERE) -> tuple[int, ...]:
     """Numbers of the inputs that a plan writes in place, directly or through a view made inside the plan.
 
     Raises:
@@ -174,15 +199,15 @@ def written_inputs(plan: DefinePlan) -> tuple[int, ...]:
                 continue
             slots = slots_of([named[argument.name]])
             if argument.alias_info.is_write:
-                _check_written(plan, step, slots)
+                _check_written(plan, step, slots, here)
                 written.update(root[s] for s in slots if s in root)
             root.update({out: root[s] for s in slots if s in root for out in step.outputs})
     return tuple(sorted(written))
 
 
-def _check_written(plan: DefinePlan, step: Local, slots: list[int]) -> None:
-    grid = Grid(plan.meshes[step.mesh], step.axes)
+def _check_written(plan: DefinePlan, step: Local, slots: list[int], here: Here) -> None:
+    grid = Grid(plan.meshes[step.mesh], step.axes, here)
     for slot in slots:
-        if grid.projection(grid_of(plan, slot)) != list(range(len(grid.places))):
+        if grid.projection(grid_of(plan, slot, here)) != list(range(len(grid.held))):
             varied = f"it varies over axes {plan.axes[slot]}, the step over {step.axes}"
             raise InternalError(f"{step.operator} in a plan for {plan.operator} writes slot {slot} more than once: {varied}")

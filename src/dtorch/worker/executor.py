@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..communication.peers import NO_PEERS, Peers
 from ..core.errors import InternalError
+from ..core.grid import ALL_HERE, Grid, Here
 from ..core.program import (
     Barrier,
     Call,
@@ -32,10 +34,10 @@ from ..core.program import (
 )
 from .compile import CompiledPlan
 from .devices import Devices, default_generator, release_memory
+from .failing import PeerRefused, StepFailed
 from .files import filled
 from .isolation import isolated
 from .running import Place, Plans, run_calls, step
-from .steps import StepFailed
 from .store import Poison, Store
 
 
@@ -46,10 +48,13 @@ class Executor:
 
     Args:
         devices: where logical devices are.
+        here: which of them this worker hosts.
+        others: the session's other workers.
     """
 
-    def __init__(self, devices: Devices | None = None) -> None:
+    def __init__(self, devices: Devices | None = None, here: Here = ALL_HERE, others: Peers = NO_PEERS) -> None:
         self.devices = devices or Devices()
+        self.here, self.others = here, others
         self.store = Store()
         self._plans: dict[int, CompiledPlan | Poison] = {}
         self._runs: Plans = {}
@@ -76,6 +81,7 @@ class Executor:
         self.store.clear()
         self._plans.clear()
         self._runs.clear()
+        self.others.close()
 
     def _alone(self, batch: list[Instruction]) -> AbstractContextManager[None]:
         # A new default dtype is in force at once, lest a client in another thread see the old one.
@@ -120,7 +126,7 @@ class Executor:
             return self._fail(sequence, instruction, error)
 
     def _define(self, instruction: DefinePlan) -> None:
-        plan = CompiledPlan(instruction, self.devices.device)
+        plan = CompiledPlan(instruction, self.devices.device, self.here, self.others)
         self._plans[instruction.plan] = plan
         self._runs[instruction.plan] = plan.run
 
@@ -129,6 +135,8 @@ class Executor:
         plan = self._plan(instruction)
         if instruction.state is None:
             plan.run(self.store, instruction)
+            return None
+        if not any(map(self.here.holds, plan.plan.meshes)):
             return None
         generator = default_generator(plan.device_type)
         before = generator.get_state()
@@ -152,23 +160,23 @@ class Executor:
         self.store[instruction.handle] = tuple(t.detach().to(device) for t in tensors)
 
     def _load(self, instruction: Load) -> None:
-        self.store.update(filled(instruction, self.devices.device))
+        self.store.update(filled(instruction, self.here, self.devices.device))
 
     def _put_function(self, instruction: PutFunction) -> None:
         self.store[instruction.handle] = (instruction.function,)
 
     def _fetch(self, instruction: Fetch) -> Any:
-        value = self.store.get(instruction.handle)
+        grid = Grid(instruction.mesh, instruction.axes, self.here)
+        value = self.store.get(instruction.handle) if grid.held else ()
         if value is None:
             raise InternalError(f"value {instruction.handle} is not stored on this worker")
         if isinstance(value, Poison):
             return value
-        pieces = [value[i] for i in instruction.pieces] if instruction.pieces else value
-        if instruction.describe:
-            if any(t.layout is not torch.strided or t.is_quantized for t in pieces):
-                raise RuntimeError("the operator gives a tensor that is not dense, and no global tensor is")
-            return [[list(t.shape), list(t.stride()), str(t.dtype).removeprefix("torch.")] for t in pieces]
-        return [t.detach().clone() for t in pieces]
+        answer: list[Any] = [None] * len(grid.holders)
+        for piece, tensor in zip(grid.held, value, strict=True):
+            if grid.holders[piece][0] == self.here.worker:
+                answer[piece] = _description(tensor) if instruction.describe else tensor.detach().clone()
+        return answer
 
     def _free(self, instruction: Free) -> None:
         self.store.free(instruction.handles)
@@ -233,8 +241,10 @@ class Executor:
         cause = error.__cause__ if isinstance(error, StepFailed) and error.__cause__ is not None else error
         message = f"{type(cause).__name__}: {cause}"
         text = "".join(traceback.format_exception(cause))
-        failure = Failure(sequence, blame.operator, plan, blame.device, blame.shapes, message, text)
-        self._failures.append(failure)
+        caused = isinstance(cause, PeerRefused)
+        failure = Failure(sequence, blame.operator, plan, blame.device, blame.shapes, message, text, caused)
+        if not caused:
+            self._failures.append(failure)
         return Poison(failure)
 
     def _abandon(self, sequence: int, rest: list[Instruction], place: Place, interrupt: KeyboardInterrupt) -> None:
@@ -261,6 +271,13 @@ class Executor:
 def _state(state: Any) -> Tensor:
     """A generator state as the byte tensor that PyTorch takes."""
     return state if isinstance(state, Tensor) else torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _description(tensor: Tensor) -> list[Any]:
+    """Shape, stride and dtype."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise RuntimeError("the operator gives a tensor that is not dense, and no global tensor is")
+    return [list(tensor.shape), list(tensor.stride()), str(tensor.dtype).removeprefix("torch.")]
 
 
 def _device_text(instruction: Instruction) -> str:

@@ -10,18 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.grid import Grid, Here
 from ..core.program import Filled, Load, Read
 
 Open = Callable[[int], Any]
 """From the number of a stored tensor to what gives its slices."""
 
 
-def filled(instruction: Load, device_of: Callable[[str], torch.device]) -> dict[int, tuple[Tensor, ...]]:
-    """The pieces of every value by handle; each file is opened once, and closed at the end."""
+def filled(instruction: Load, here: Here, device_of: Callable[[str], torch.device]) -> dict[int, tuple[Tensor, ...]]:
+    """The pieces of every value that a worker holds, by handle; each file is opened once, and closed at the end."""
     with ExitStack() as stack:
         opened: dict[int, Any] = {}
         slices = partial(_slices, instruction, opened, stack)
-        return {value.handle: _pieces(value, slices, device_of(value.mesh.device_type)) for value in instruction.values}
+        made = {v.handle: _pieces(v, here, slices, device_of(v.mesh.device_type)) for v in instruction.values}
+        return {handle: pieces for handle, pieces in made.items() if pieces}
 
 
 def _slices(instruction: Load, opened: dict[int, Any], stack: ExitStack, source: int) -> Any:
@@ -34,9 +36,9 @@ def _slices(instruction: Load, opened: dict[int, Any], stack: ExitStack, source:
     return opened[number].get_slice(name)
 
 
-def _pieces(value: Filled, slices: Open, device: torch.device) -> tuple[Tensor, ...]:
-    dtype = getattr(torch, value.dtype)
-    return tuple(_piece(shape, reads, slices, dtype, device) for shape, reads in zip(value.shapes, value.reads, strict=True))
+def _pieces(value: Filled, here: Here, slices: Open, device: torch.device) -> tuple[Tensor, ...]:
+    dtype, held = getattr(torch, value.dtype), Grid(value.mesh, value.axes, here).held
+    return tuple(_piece(value.shapes[piece], value.reads[piece], slices, dtype, device) for piece in held)
 
 
 def _piece(shape: Sequence[int], reads: Sequence[Read], slices: Open, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,85 +1,23 @@
-"""Steps of a compiled plan: each reads and writes slots, a list of pieces (or None) per slot."""
+"""Steps of a compiled plan that run on one worker's pieces: each reads and writes slots, a list of pieces (or None) per slot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..communication import local as comm
-from ..core.mesh import coordinates
-from ..core.program import Apply, Collective, DefinePlan, Exchange, Local, MeshInfo, Together
+from ..core.grid import Grid, Here, grid_of
+from ..core.program import Apply, DefinePlan, Local
 from .devices import default_generator
+from .failing import StepFailed, describe
 from .operators import resolve, schema
-from .store import Pieces
 from .template import Template, slots_of
 
 Slots = list[Any]
 Run = Callable[[Slots, list[Any]], None]
 DeviceOf = Callable[[str], torch.device]
-Cut = tuple[int, int, int]
-
-JOIN_ABOVE = 8
-"""Pieces of a line beyond which ``all_to_all`` joins it."""
-
-
-class StepFailed(Exception):
-    """A step of a plan raised.
-
-    Attributes:
-        operator: the local operator, or the collective and the operator that needs it.
-        device: logical device ids that the failing piece belongs to, with the device type.
-        shapes: local shapes and dtypes of the tensors it worked on.
-    """
-
-    def __init__(self, operator: str, device: str, shapes: str) -> None:
-        super().__init__(operator, device, shapes)
-        self.operator, self.device, self.shapes = operator, device, shapes
-
-
-class Grid:
-    """Pieces along some axes of a mesh, numbered row-major."""
-
-    def __init__(self, mesh: MeshInfo, axes: Sequence[int]) -> None:
-        self.mesh = mesh
-        self.axes = list(axes)
-        self.places = list(coordinates([mesh.shape[a] for a in axes]))
-
-    def number(self, at: dict[int, int]) -> int:
-        """The piece at a coordinate given by axis; axes that are not given count as 0."""
-        index = 0
-        for axis in self.axes:
-            index = index * self.mesh.shape[axis] + at.get(axis, 0)
-        return index
-
-    def coords(self) -> Iterator[dict[int, int]]:
-        """Each piece's coordinate, by axis."""
-        return (dict(zip(self.axes, place, strict=True)) for place in self.places)
-
-    def projection(self, other: Grid) -> list[int]:
-        """For each piece of this grid, the number of the piece of another grid at the same place."""
-        return [other.number(at) for at in self.coords()]
-
-    def devices(self, piece: int) -> str:
-        """Logical ids that hold a piece, e.g. ``cpu:1,5``."""
-        place = self.places[piece]
-        whole = zip(self.mesh.ids, coordinates(self.mesh.shape), strict=True)
-        ids = [i for i, c in whole if tuple(c[a] for a in self.axes) == place]
-        text = ",".join(map(str, ids[:8]))
-        return f"{self.mesh.device_type}:{text}{',...' if len(ids) > 8 else ''}"
-
-
-def grid_of(plan: DefinePlan, slot: int) -> Grid:
-    """The pieces of a slot."""
-    return Grid(plan.meshes[plan.meshes_of[slot]], plan.axes[slot])
-
-
-def describe(tensors: Sequence[Any]) -> str:
-    """Shapes and dtypes, for error texts."""
-    shown = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors if isinstance(t, Tensor)]
-    return ", ".join(shown) or "none"
 
 
 def tensors_of(result: Any) -> list[Tensor]:
@@ -97,14 +35,14 @@ def returns_tensors(step: Local) -> bool:
     return len(step.outputs) == len(returns) > 0 and all(str(r.type) == "Tensor" for r in returns)
 
 
-def local_step(plan: DefinePlan, step: Local, device_of: DeviceOf) -> Run:
+def local_step(plan: DefinePlan, step: Local, here: Here, device_of: DeviceOf) -> Run:
     """Run one operator once per coordinate."""
-    grid = Grid(plan.meshes[step.mesh], step.axes)
+    grid = Grid(plan.meshes[step.mesh], step.axes, here)
     used = list(dict.fromkeys(slots_of(step.args) + slots_of(step.kwargs)))
-    index = {slot: grid.projection(grid_of(plan, slot)) for slot in used}
-    count = len(grid.places)
+    index = {slot: grid.projection(grid_of(plan, slot, here)) for slot in used}
+    count = len(grid.held)
     direct = {slot for slot in used if index[slot] == list(range(count))}
-    template = Template(step, lambda slot: f"x{slot}[c]" if slot in direct else f"x{slot}[j{slot}[c]]", device_of)
+    template = Template(step, lambda slot: f"x{slot}[c]" if slot in direct else f"x{slot}[j{slot}[c]]", device_of, grid.held)
     template.namespace.update({f"j{slot}": index[slot] for slot in used})
     lines = ["def run(slots, s, results):"]
     lines += [f"    x{slot} = slots[{slot}]" for slot in used]
@@ -114,7 +52,7 @@ def local_step(plan: DefinePlan, step: Local, device_of: DeviceOf) -> Run:
         lines += ["        rewind(c)"]
     lines += [f"        results.append({template.text})"]
     call = template.function("\n".join(lines), f"<plan for {step.operator}>")
-    kept = {slot: _common(grid, grid_of(plan, slot)) for slot in step.outputs if plan.axes[slot] != grid.axes}
+    kept = {slot: _common(grid, grid_of(plan, slot, here)) for slot in step.outputs if plan.axes[slot] != grid.axes}
     one = step.outputs[0] if len(step.outputs) == 1 and returns_tensors(step) else None
     name = step.operator if step.operator == plan.operator else f"{step.operator} for {plan.operator}"
 
@@ -152,7 +90,10 @@ def rewinding(device_type: str) -> Callable[[int], None]:
 
 def _common(grid: Grid, target: Grid) -> list[int]:
     """For each piece of an output that varies over fewer axes than its step: the first of the results that are alike."""
-    return [grid.number(at) for at in target.coords()]
+    firsts: dict[int, int] = {}
+    for place, at in enumerate(grid.coords()):
+        firsts.setdefault(target.number(at), place)
+    return [firsts[piece] for piece in target.held]
 
 
 def spread(step: Local, results: Sequence[Any], slots: Slots) -> None:
@@ -164,114 +105,15 @@ def spread(step: Local, results: Sequence[Any], slots: Slots) -> None:
         slots[slot] = [row[number] for row in rows]
 
 
-def collective_step(plan: DefinePlan, step: Collective) -> Run:
-    """Combine or cut the pieces of one slot along a mesh axis."""
-    source, target = grid_of(plan, step.source), grid_of(plan, step.output)
-    lines = _lines(step, source, target)
-    cuts = [_cut(step, source.mesh, at) for at in target.coords()]
-    made = _joined_once if step.kind == "all_to_all" and len(lines[0]) > JOIN_ABOVE else _one_by_one
-
-    def run(slots: Slots, scalars: list[Any]) -> None:
-        pieces, results = slots[step.source], []
-        try:
-            for piece in _refilled(step, pieces, lines, slots[step.output]) if step.refill else made(step, pieces, lines, cuts):
-                results.append(piece)
-        except Exception as error:
-            c = len(results)
-            name = f"{step.kind} for {plan.operator}"
-            raise StepFailed(name, target.devices(c), describe([pieces[i] for i in lines[c]])) from error
-        slots[step.output] = results
-
-    return run
-
-
-def together_step(plan: DefinePlan, step: Together) -> Run:
-    """Several collectives, one after the other: in one process nothing is saved by sending them as one."""
-    runs = [collective_step(plan, part) for part in step.parts]
-
-    def run(slots: Slots, scalars: list[Any]) -> None:
-        for part in runs:
-            part(slots, scalars)
-
-    return run
-
-
-def _one_by_one(step: Collective, pieces: Pieces, lines: list[list[int]], cuts: list[Cut]) -> Iterator[Tensor]:
-    make = _MAKERS[step.kind]
-    for line, cut in zip(lines, cuts, strict=True):
-        yield make(step, [pieces[i] for i in line], *cut)
-
-
-def _refilled(step: Collective, pieces: Pieces, lines: list[list[int]], held: Pieces) -> Iterator[Tensor]:
-    """``all_gather`` into memory that is there."""
-    for line, into in zip(lines, held, strict=True):
-        yield comm.all_gather([pieces[i] for i in line], step.dim, step.order, into)
-
-
-def _joined_once(step: Collective, pieces: Pieces, lines: list[list[int]], cuts: list[Cut]) -> Iterator[Tensor]:
-    """``all_to_all`` of long lines: each is joined once for all its targets, which spares k * k small copies."""
-    joined: dict[int, Tensor] = {}
-    for line, (_, start, size) in zip(lines, cuts, strict=True):
-        if line[0] not in joined:
-            joined[line[0]] = comm.all_gather([pieces[i] for i in line], step.from_dim, step.order)
-        yield comm.keep(joined[line[0]], step.dim, start, size)
-
-
-def _lines(step: Collective, source: Grid, target: Grid) -> list[list[int]]:
-    """For each target piece, the source pieces it is made from: those along the axis, or the one at its place."""
-    k = source.mesh.shape[step.axis]
-    if step.kind in ("slice", "fill"):
-        return [[i] for i in target.projection(source)]
-    stride = source.number({step.axis: 1})
-    firsts = [source.number({**at, step.axis: 0}) for at in target.coords()]
-    whole = {first: [first + i * stride for i in range(k)] for first in dict.fromkeys(firsts)}
-    return [whole[first] for first in firsts]
-
-
-def _cut(step: Collective, mesh: MeshInfo, at: dict[int, int]) -> Cut:
-    """(coordinate along the axis, start, size) of a target piece within what the outer sharding axes left."""
-    k, here, outer = mesh.shape[step.axis], at.get(step.axis, 0), 0
-    if not step.sizes:
-        return here, 0, 0
-    for axis in step.outer:
-        outer = outer * mesh.shape[axis] + at.get(axis, 0)
-    sizes = step.sizes[outer * k : (outer + 1) * k]
-    return here, sum(sizes[:here]), sizes[here]
-
-
-def _gather(step: Collective, line: Pieces, here: int, start: int, size: int) -> Tensor:
-    return comm.all_gather(line, step.dim, step.order)
-
-
-def _reduce(step: Collective, line: Pieces, here: int, start: int, size: int) -> Tensor:
-    return comm.all_reduce(line, step.op)
-
-
-def _reduce_scatter(step: Collective, line: Pieces, here: int, start: int, size: int) -> Tensor:
-    return comm.reduce_scatter(line, step.op, step.dim, start, size)
-
-
-def _all_to_all(step: Collective, line: Pieces, here: int, start: int, size: int) -> Tensor:
-    return comm.all_to_all(line, step.from_dim, step.dim, start, size, step.order)
-
-
-def _slice(step: Collective, line: Pieces, here: int, start: int, size: int) -> Tensor:
-    return comm.keep(line[0], step.dim, start, size)
-
-
-def _fill(step: Collective, line: Pieces, here: int, start: int, size: int) -> Tensor:
-    return comm.fill(line[0], step.op, first=here == 0)
-
-
-def apply_step(plan: DefinePlan, step: Apply) -> Run:
+def apply_step(plan: DefinePlan, step: Apply, here: Here) -> Run:
     """Run a function of the user's once per coordinate."""
-    grid = Grid(plan.meshes[step.mesh], step.axes)
-    index = {slot: grid.projection(grid_of(plan, slot)) for slot in step.inputs}
-    kept = {slot: _common(grid, grid_of(plan, slot)) for slot in step.outputs}
+    grid = Grid(plan.meshes[step.mesh], step.axes, here)
+    index = {slot: grid.projection(grid_of(plan, slot, here)) for slot in step.inputs}
+    kept = {slot: _common(grid, grid_of(plan, slot, here)) for slot in step.outputs}
 
     def run(slots: Slots, scalars: list[Any]) -> None:
         function, rows = slots[step.function][0], []
-        for c in range(len(grid.places)):
+        for c in range(len(grid.held)):
             pieces = [slots[slot][index[slot][c]] for slot in step.inputs]
             try:
                 rows.append(_results(function(*pieces), pieces, len(step.outputs)))
@@ -290,32 +132,3 @@ def _results(results: Sequence[Any], pieces: Sequence[Tensor], count: int) -> li
     held = {t.untyped_storage().data_ptr() for t in pieces}
     own = [t.detach().contiguous() for t in results]
     return [t.clone() if t.untyped_storage().data_ptr() in held else t for t in own]
-
-
-def exchange_step(plan: DefinePlan, step: Exchange, device_of: DeviceOf) -> Run:
-    """Assemble each target piece from parts of source pieces."""
-    target = grid_of(plan, step.output)
-    device = device_of(target.mesh.device_type)
-
-    def run(slots: Slots, scalars: list[Any]) -> None:
-        pieces, results = slots[step.source], []
-        try:
-            for parts, shape in zip(step.parts, step.shapes, strict=True):
-                results.append(comm.assemble(pieces, parts, shape, device, step.order))
-        except Exception as error:
-            c = len(results)
-            name = f"exchange for {plan.operator}"
-            raise StepFailed(name, target.devices(c), describe([pieces[p[0]] for p in step.parts[c]])) from error
-        slots[step.output] = results
-
-    return run
-
-
-_MAKERS: dict[str, Callable[[Collective, Pieces, int, int, int], Tensor]] = {
-    "all_gather": _gather,
-    "all_reduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "slice": _slice,
-    "fill": _fill,
-}

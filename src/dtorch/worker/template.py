@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -45,14 +45,18 @@ class Template:
 
     Args:
         spell: source text of the piece in a slot.
+        held: numbers of the coordinates that the call runs for; ``c`` numbers these.
     """
 
-    def __init__(self, step: Local, spell: Callable[[int], str], device_of: Callable[[str], torch.device]) -> None:
+    def __init__(
+        self, step: Local, spell: Callable[[int], str], device_of: Callable[[str], torch.device], held: Sequence[int] = (0,)
+    ) -> None:
         self.namespace: Namespace = {}
         self._step = step
         self._single: Any = None
         self._spell = spell
         self._device_of = device_of
+        self._held = held
         self.namespace["fn"] = Chooser(resolve(step.operator), self._settle)
 
     @cached_property
@@ -98,7 +102,8 @@ class Template:
         if isinstance(value, Scalar):
             return f"s[{value.index}]"
         if isinstance(value, Vary):
-            return self._name(constant(value.values, self._device_of)) + "[c]"
+            values = [value.values[number] for number in self._held]
+            return self._name(constant(values, self._device_of)) + "[c]"
         if isinstance(value, list) and _changes(value):
             return "[" + ", ".join(self._text(v) for v in value) + "]"
         return self._name(constant(value, self._device_of))
@@ -128,11 +133,13 @@ def slots_of(tree: Any) -> list[int]:
     return [s for item in tree for s in slots_of(item)] if isinstance(tree, list) else []
 
 
-def varies(tree: Any) -> bool:
-    """Whether an argument depends on the coordinate other than by its slots."""
+def chosen(tree: Any, number: int) -> Any:
+    """Arguments for one coordinate: what differs by coordinate becomes what it is there."""
     if isinstance(tree, dict):
-        tree = list(tree.values())
-    return any(varies(v) for v in tree) if isinstance(tree, list) else isinstance(tree, Vary)
+        return {name: chosen(value, number) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [chosen(value, number) for value in tree]
+    return tree.values[number] if isinstance(tree, Vary) else tree
 
 
 def _changes(value: Any) -> bool:

@@ -1,0 +1,1 @@
+"""Processes of a session: starting and ending them, on one machine or many."""

@@ -1,0 +1,49 @@
+"""Worker processes on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+START_S = 120.0
+END_S = 10.0
+
+
+class LocalProcesses:
+    """Worker processes, one for each line that tells a worker what it is. Its owner calls ``end``."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self.directory = Path(tempfile.mkdtemp(prefix="dtorch-"))
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def place(self) -> str:
+        """A file through which the workers find each other."""
+        return str(self.directory / "rendezvous")
+
+    def start(self, task: msgspec.Struct) -> None:
+        """Start one more."""
+        process = subprocess.Popen([sys.executable, "-c", f"from {self._module} import main; main()"], stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(task) + b"\n")
+        process.stdin.flush()
+        self.processes.append(process)
+
+    def end(self) -> None:
+        """Wait for all to end, and end those that do not."""
+        for process in self.processes:
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+        for left in self.directory.iterdir():
+            left.unlink()
+        self.directory.rmdir()

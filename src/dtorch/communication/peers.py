@@ -1,0 +1,50 @@
+"""The seam between a worker's steps and the other workers: bytes to and from peers, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+Message = tuple[int, Tensor]
+"""A peer's number, and the bytes (a contiguous tensor of dtype uint8) to send to it, or to fill with what it sends."""
+
+
+class Peers(Protocol):
+    """The other workers of a session. All of them come to the same exchanges in the same order."""
+
+    def exchange(self, peers: Collection[int], sends: Sequence[Message], receives: Sequence[Message]) -> set[int]:
+        """Send and receive; for two workers what one sends is what the other receives, in order.
+
+        Args:
+            peers: those that take part. Each learns whether this worker goes on, and the other way round.
+
+        Returns:
+            The peers that refused: nothing went to them, and nothing came from them.
+        """
+
+    def refuse(self, peers: Collection[int]) -> None:
+        """Take part in an exchange without going on: this worker has nothing to give."""
+
+    def close(self) -> None:
+        """Let go of all connections."""
+
+
+class NoPeers:
+    """For a worker that is alone."""
+
+    def exchange(self, peers: Collection[int], sends: Sequence[Message], receives: Sequence[Message]) -> set[int]:
+        """Nothing, for there is nobody."""
+        assert not peers
+        return set()
+
+    def refuse(self, peers: Collection[int]) -> None:
+        """Nothing, for there is nobody."""
+        assert not peers
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+NO_PEERS = NoPeers()
