@@ -10,7 +10,7 @@ from torch import Tensor
 
 def packed(tensor: Tensor, order: Sequence[int]) -> Tensor:
     """The bytes of a tensor, its dims laid out in an order; shares memory with one that lies so already."""
-    dense = tensor.detach().resolve_conj().resolve_neg().permute(*order).contiguous()
+    dense = tensor.detach().resolve_conj().resolve_neg().permute(list(order)).contiguous()
     return dense.reshape(-1).view(torch.uint8)
 
 

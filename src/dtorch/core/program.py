@@ -241,7 +241,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 class PutFunction(msgspec.Struct, frozen=True, tag="put_function"):
-    """Store a Python function as a value, for ``Apply``. It cannot leave the process."""
+    """Store a Python function as a value, for ``Apply``. To other processes it goes pickled, over trusted links only."""
 
     handle: int
     function: Any

@@ -15,6 +15,7 @@ from ..core.hosting import Hosting
 from ..tensor import client as clients
 from ..tensor.client import Client
 from ..transport.inprocess import ThreadTransport
+from ..transport.messages import EncodedTransport
 from ..worker.executor import Executor
 
 PATIENCE_S = 60.0
@@ -66,7 +67,8 @@ class MemoryPeers:
 def threaded_session(workers: int, counts: dict[str, list[int]] | None = None) -> Iterator[Client]:
     """A session of several workers in place of the running one, which comes back afterwards."""
     hosting, lanes, before = Hosting(workers, counts or {}), Lanes(), clients.running()
-    ends = [ThreadTransport(Executor(here=Here(hosting, n), others=lanes.peers(n))) for n in range(workers)]
+    # Encoded, for otherwise workers would share the memory of what is put.
+    ends = [EncodedTransport(ThreadTransport(Executor(here=Here(hosting, n), others=lanes.peers(n)))) for n in range(workers)]
     client = Client(Service(*ends, hosting=hosting), lambda mesh: None)
     clients.set_current(client)
     try:

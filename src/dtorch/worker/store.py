@@ -42,9 +42,9 @@ class Store(dict[int, "Pieces | Poison"]):
         self[handle] = poison
 
     def drop(self, handles: Iterable[int]) -> None:
-        """Give back the memory of values, which stay; poison has none."""
+        """Give back the memory of values, which stay; poison has none, nor have devices of other workers."""
         for handle in handles:
-            value = self[handle]
+            value = self.get(handle, ())
             for piece in () if isinstance(value, Poison) else value:
                 piece.untyped_storage().resize_(0)
 
