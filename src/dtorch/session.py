@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 import torch
 
 from .cluster.local import START_S, LocalProcesses
 from .controller.service import Service
-from .core.errors import InternalError, UsageError, four_parts
+from .core.errors import InternalError, MeshError, UsageError, four_parts
 from .core.hosting import Hosting
 from .core.mesh import DeviceMesh
 from .core.program import MeshInfo
@@ -94,6 +95,26 @@ def _synchronous() -> bool:
     return os.environ.get("DTORCH_SYNC", "0") not in ("", "0")
 
 
+def _hosting(workers: int, counts: Mapping[str, Sequence[int]]) -> Hosting:
+    if not isinstance(workers, int) or workers < 1:
+        given, rule = f"workers={workers!r}", "a session has at least one worker"
+        raise UsageError(four_parts(given, rule, "dtorch.init or DTORCH_WORKERS", "give a positive number of processes"))
+    wrong = [k for k, n in counts.items() if k not in ("cpu", "cuda") or len(n) != workers or min(n) < 0 or not sum(n)]
+    if wrong:
+        given, rule = f"devices={dict(counts)!r} for {workers} workers", "devices tells for a type how many each worker hosts"
+        raise UsageError(four_parts(given, rule, "dtorch.init", f'give e.g. devices={{"cpu": {[2] * workers}}}'))
+    return Hosting(workers, {kind: list(n) for kind, n in counts.items()})
+
+
+def _check_hosted(hosting: Hosting, device_type: str, ids: Sequence[int]) -> None:
+    limit = hosting.limit(device_type)
+    if limit is not None and max(ids) >= limit:
+        given = f"a mesh with {device_type!r} device id {max(ids)}"
+        rule = f"there are {limit} {device_type!r} devices, with ids from 0"
+        remedy = "use lower ids, or have more with dtorch.init(devices=...)"
+        raise MeshError(four_parts(given, rule, "the device mesh of your tensor", remedy))
+
+
 def _first_use() -> Client:
     workers = os.environ.get("DTORCH_WORKERS", "0")
     return _processes(int(workers)) if workers not in ("", "0") else _embedded()
@@ -101,7 +122,7 @@ def _first_use() -> Client:
 
 def _processes(workers: int, counts: Mapping[str, Sequence[int]] | None = None) -> Client:
     """A session of worker processes on this machine."""
-    hosting = Hosting(workers, {kind: list(n) for kind, n in (counts or {}).items()})
+    hosting = _hosting(workers, counts or {})
     hub, started = Hub(workers), LocalProcesses("dtorch.worker.process")
     hub_public, public, secret = (part.decode() for part in (hub.key.hub_public, hub.key.worker_public, hub.key.worker_secret))
     task = Task(hub.address, 0, hub_public, public, secret, hosting, started.place, torch.get_num_threads())
@@ -110,7 +131,7 @@ def _processes(workers: int, counts: Mapping[str, Sequence[int]] | None = None) 
     for link in hub.links:
         if not link.there.wait(START_S):
             raise InternalError("a worker process did not start")
-    service = Service(*hub.links, hosting=hosting, then=(started.end, hub.close))
+    service = Service(*hub.links, check_mesh=partial(_check_hosted, hosting), hosting=hosting, then=(started.end, hub.close))
     return Client(service, lambda mesh: service.check_mesh(mesh.device_type, mesh.ids), synchronous=_synchronous())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -21,15 +22,11 @@ class Hosting(msgspec.Struct, frozen=True):
     counts: dict[str, list[int]] = {}
 
     def worker(self, device_type: str, device: int) -> int:
-        """Number of the worker that hosts a logical device.
-
-        Raises:
-            IndexError: there are not so many devices.
-        """
+        """Number of the worker that hosts a logical device, which must be within ``limit``."""
         counts = self.counts.get(device_type)
         if counts is None:
             return device % self.workers
-        return next(w for w, end in enumerate(accumulate(counts)) if device < end)
+        return bisect_right(list(accumulate(counts)), device)
 
     def hosts(self, device_type: str, ids: Sequence[int]) -> list[int]:
         """The worker of each of some devices."""

@@ -48,7 +48,8 @@ def local_map(
         device_mesh: that of the first global tensor unless given.
 
     Raises:
-        UsageError: another number of arguments than placements, or a session whose workers are other processes.
+        UsageError: another number of arguments than placements.
+        ProtocolError: a function that cannot be pickled, in a session of worker processes.
         PlacementError: placements that do not fit, or local results that do not fit together.
     """
     single = not out_placements or not isinstance(out_placements[0], Sequence)

@@ -72,18 +72,18 @@ class CollectiveStep:
 
     def _meet(self, pieces: Sequence[Tensor], held: Sequence[Any], made: dict[int, Tensor]) -> None:
         try:
-            messages = [m.first(pieces) for m in self.meetings]
+            talks = [m.begin(pieces) for m in self.meetings]
         except BaseException:
             self.refuse()
             raise
-        refused = self.others.exchange(self.peers, *_all(messages))
-        going = [m for m in self.meetings if not refused.intersection(m.line.members)]
-        second = [m.second() for m in going]
+        refused = self.others.exchange(self.peers, *_all([t.first for t in talks]))
+        going = [t for t in talks if not refused.intersection(t.meeting.line.members)]
+        second = [t.second() for t in going]
         if any(sends or receives for sends, receives in second):
             self.others.exchange(self.peers, *_all(second))
         try:
-            for meeting in going:
-                made.update(meeting.results(held))
+            for talk in going:
+                made.update(talk.results(held))
         except Exception as error:
             raise StepFailed(self.name, self.target.devices(0), describe(pieces)) from error
         if refused:

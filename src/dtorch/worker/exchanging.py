@@ -15,6 +15,7 @@ from ..communication.raw import blank, packed
 from ..core.grid import Here, grid_of
 from ..core.program import DefinePlan, Exchange
 from .failing import PeerRefused, StepFailed, describe
+from .meeting import not_empty
 
 Slots = list[Any]
 Box = tuple[int, Sequence[int], Sequence[int]]
@@ -84,7 +85,7 @@ class ExchangeStep:
             self.refuse()
             raise
         receives: list[Message] = [(w, room) for w, _, room in rooms]
-        refused = self.others.exchange(self.peers, [m for m in boxes if m[1].numel()], [m for m in receives if m[1].numel()])
+        refused = self.others.exchange(self.peers, not_empty(boxes), not_empty(receives))
         if refused:
             raise PeerRefused(refused)
         return [tensor for _, tensor, _ in rooms]

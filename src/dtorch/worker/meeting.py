@@ -1,4 +1,7 @@
-"""Pieces along a mesh axis that several workers have: what travels, and what each makes of it."""
+"""Pieces along a mesh axis that several workers have: what travels, and what each makes of it.
+
+A ``Meeting`` is what can be settled once; each run of it is a ``Talk``.
+"""
 
 from __future__ import annotations
 
@@ -27,130 +30,136 @@ Unit = tuple[int, list[int]]
 
 
 class Meeting:
-    """A line of which several workers have pieces. ``first``, ``second`` and ``results`` are called in this order."""
+    """A line of which several workers have pieces."""
 
     def __init__(self, step: Collective, line: Line, source: Grid, target: Grid) -> None:
-        self.step, self.line, self.source, self.target = step, line, source, target
+        self.step, self.line, self.target, self.shape = step, line, target, source.mesh.shape
         self.me = source.here.worker
         self.reduces = step.kind in ("all_reduce", "reduce_scatter")
-        self.own = {i: source.places[line.pieces[i]] for i in line.positions(self.me)}
-        self.parts: dict[tuple[int, int], Tensor] = {}
-        self.whole: Tensor | None = None
-        self.bytes: Tensor | None = None
+        self.join_dim = step.dim if step.kind == "all_gather" else step.from_dim
+        self.places = {i: source.places[line.pieces[i]] for i in line.positions(self.me)}
+        self.cuts = {t: self._cut(t) for ts in line.targets.values() for t in ts} if step.sizes else {}
 
-    def first(self, pieces: Sequence[Tensor]) -> Messages:
-        """The pieces, or what of them each target needs."""
-        self.own_pieces = {i: pieces[place] for i, place in self.own.items()}
-        self.like = next(iter(self.own_pieces.values()))
-        self.units = self._units()
-        if self.step.kind == "all_reduce" and self.like.numel() * self.like.element_size() > SMALL_NBYTES and self.summed:
-            return self._first_in_parts()
-        sends, receives = [], []
-        for number, (worker, positions) in enumerate(self.units):
-            for member in self.line.members:
-                for target in self.line.targets.get(member, ()):
-                    if worker == self.me and member != self.me:
-                        sends.append((member, packed(self._given(positions, target), self.step.order)))
-                    elif worker != self.me and member == self.me:
-                        receives.append((worker, self._room(number, positions, target)))
-        return _not_empty(sends), _not_empty(receives)
+    def begin(self, pieces: Sequence[Tensor]) -> Talk:
+        """Start a run on this worker's pieces of the source."""
+        own = {i: pieces[place] for i, place in self.places.items()}
+        like = next(iter(own.values()))
+        large = self.step.kind == "all_reduce" and like.numel() * like.element_size() > SMALL_NBYTES
+        return TalkInParts(self, own, like) if large and self.summed(like.dtype) else Talk(self, own, like)
 
-    def second(self) -> Messages:
-        """Of a sum in parts, the part that was added up here."""
-        if self.whole is None:
-            return [], []
-        return self._second_in_parts()
-
-    def results(self, held: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
-        """The target pieces of this worker by number; ``held`` has memory for them, or None."""
-        for target in self.line.targets.get(self.me, ()):
-            yield target, self._result(target, held[self.target.places[target]])
-        self.parts, self.own_pieces, self.whole, self.bytes = {}, {}, None, None
-
-    @property
-    def summed(self) -> bool:
+    def summed(self, dtype: torch.dtype) -> bool:
         """Whether a worker's pieces may be combined before they travel: not for averages of integers, which round."""
-        dtype = self.like.dtype
         exact = dtype.is_floating_point or dtype.is_complex or dtype == torch.bool
         return self.reduces and (self.step.op != "avg" or exact)
 
-    def _units(self) -> list[Unit]:
-        if self.summed:
+    def units(self, dtype: torch.dtype) -> list[Unit]:
+        """Who gives what, in the order of what is made of it."""
+        if self.summed(dtype):
             return [(w, self.line.positions(w)) for w in self.line.members]
         return [(w, [i]) for i, w in enumerate(self.line.workers)]
 
-    def _given(self, positions: Sequence[int], target: int) -> Tensor:
-        """What pieces of this worker give to a target."""
-        parts = [self._cut(self.own_pieces[i], target) for i in positions]
-        return comm.all_reduce(parts, self._op) if len(parts) > 1 else parts[0]
-
-    @property
-    def _op(self) -> str:
-        """How parts combine; what makes a sum an average comes last."""
-        return "sum" if self.step.op == "avg" and self.summed else self.step.op
-
-    def _cut(self, piece: Tensor, target: int) -> Tensor:
-        if not self.step.sizes:
-            return piece
-        return piece.narrow(self.step.dim, *self._part_of(target))
-
-    def _part_of(self, target: int) -> tuple[int, int]:
+    def length(self, position: int) -> int:
+        """Size of a source piece along the dim that is joined."""
         step = self.step
-        return cut(step.sizes, step.outer, step.axis, self.source.mesh.shape, self.target.at(target))
+        return cut(step.from_sizes, step.from_outer, step.axis, self.shape, {**self.line.at, step.axis: position})[1]
+
+    def _cut(self, target: int) -> tuple[int, int]:
+        return cut(self.step.sizes, self.step.outer, self.step.axis, self.shape, self.target.at(target))
+
+
+class Talk:
+    """One run of a meeting.
+
+    Attributes:
+        first: the messages that open it.
+    """
+
+    def __init__(self, meeting: Meeting, own: dict[int, Tensor], like: Tensor) -> None:
+        self.meeting, self.own, self.like = meeting, own, like
+        self.units = meeting.units(like.dtype)
+        self.op = "sum" if meeting.step.op == "avg" and meeting.summed(like.dtype) else meeting.step.op
+        self.first = self._open()
+
+    def second(self) -> Messages:
+        """The messages that follow once all of the first have arrived."""
+        return [], []
+
+    def results(self, held: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
+        """The target pieces of this worker by number; ``held`` has memory for them, or None."""
+        meeting = self.meeting
+        for target in meeting.line.targets.get(meeting.me, ()):
+            parts = [self.given(p, target) if w == meeting.me else self.parts[n, target] for n, (w, p) in enumerate(self.units)]
+            if meeting.reduces:
+                yield target, self.averaged(comm.all_reduce(parts, self.op))
+            else:
+                yield target, comm.all_gather(parts, meeting.join_dim, meeting.step.order, held[meeting.target.places[target]])
+
+    def given(self, positions: Sequence[int], target: int) -> Tensor:
+        """What pieces of this worker give to a target."""
+        bounds = self.meeting.cuts.get(target)
+        pieces = [self.own[i] for i in positions]
+        parts = pieces if bounds is None else [p.narrow(self.meeting.step.dim, *bounds) for p in pieces]
+        return comm.all_reduce(parts, self.op) if len(parts) > 1 else parts[0]
+
+    def averaged(self, total: Tensor) -> Tensor:
+        """A sum of parts as what the step asks for."""
+        if self.meeting.step.op != self.op and total.dtype != torch.bool:
+            total.div_(len(self.meeting.line.pieces))
+        return total
+
+    def _open(self) -> Messages:
+        meeting, sends, receives = self.meeting, [], []
+        self.parts: dict[tuple[int, int], Tensor] = {}
+        for number, (worker, positions) in enumerate(self.units):
+            for member in meeting.line.members:
+                for target in meeting.line.targets.get(member, ()):
+                    if worker == meeting.me and member != meeting.me:
+                        sends.append((member, packed(self.given(positions, target), meeting.step.order)))
+                    elif worker != meeting.me and member == meeting.me:
+                        receives.append((worker, self._room(number, positions, target)))
+        return not_empty(sends), not_empty(receives)
 
     def _room(self, unit: int, positions: Sequence[int], target: int) -> Tensor:
         """Bytes for what another worker gives to a target."""
-        step, shape = self.step, list(self.like.shape)
-        if not self.reduces:
-            at = {**self.line.at, step.axis: positions[0]}
-            size = cut(step.from_sizes, step.from_outer, step.axis, self.source.mesh.shape, at)[1]
-            shape[step.dim if step.kind == "all_gather" else step.from_dim] = size
-        if step.sizes:
-            shape[step.dim] = self._part_of(target)[1]
-        self.parts[unit, target], room = blank(shape, self.like.dtype, self.like.device, step.order)
+        meeting, shape = self.meeting, list(self.like.shape)
+        if not meeting.reduces:
+            shape[meeting.join_dim] = meeting.length(positions[0])
+        if target in meeting.cuts:
+            shape[meeting.step.dim] = meeting.cuts[target][1]
+        self.parts[unit, target], room = blank(shape, self.like.dtype, self.like.device, meeting.step.order)
         return room
 
-    def _result(self, target: int, into: Tensor | None) -> Tensor:
-        step = self.step
-        if self.whole is not None:
-            return self._average(self.whole)
-        parts = [self._given(p, target) if w == self.me else self.parts[n, target] for n, (w, p) in enumerate(self.units)]
-        if not self.reduces:
-            return comm.all_gather(parts, step.dim if step.kind == "all_gather" else step.from_dim, step.order, into)
-        total = comm.all_reduce(parts, self._op)
-        return self._average(total) if self.summed else total
 
-    def _average(self, total: Tensor) -> Tensor:
-        if self.step.op == "avg" and total.dtype != torch.bool:
-            total.div_(len(self.line.pieces))
-        return total
+class TalkInParts(Talk):
+    """A large sum: each member adds up one part of all, and gives it to the others."""
 
-    # A large sum: each member adds up one part of all, and gives it to the others.
+    def second(self) -> Messages:
+        """The part that was added up here, and room for the others."""
+        self.rows[self.meeting.me].copy_(comm.all_reduce([self.rows[w] for w in self.meeting.line.members], self.op))
+        return self._to_others([(w, self.rows[self.meeting.me]) for w in self.meeting.line.members]), self._to_others(self.mine)
 
-    def _first_in_parts(self) -> Messages:
-        own = self._given(self.line.positions(self.me), -1)
-        self.whole, self.bytes = blank(own.shape, own.dtype, own.device, self.step.order)
+    def results(self, held: Sequence[Any]) -> Iterator[tuple[int, Tensor]]:
+        """The sum."""
+        for target in self.meeting.line.targets.get(self.meeting.me, ()):
+            yield target, self.averaged(self.whole)
+
+    def _open(self) -> Messages:
+        members, order = self.meeting.line.members, self.meeting.step.order
+        own = self.given(self.meeting.line.positions(self.meeting.me), -1)
+        self.whole, room = blank(own.shape, own.dtype, own.device, order)
         self.whole.copy_(own)
-        flat = self.bytes.view(own.dtype)
-        sizes = balanced(flat.numel(), len(self.line.members))
-        self.cuts = list(zip(starts(sizes), sizes, strict=True))
-        self.flat, start, size = flat, *self.cuts[self.line.members.index(self.me)]
-        self.rows = {w: torch.empty(size, dtype=own.dtype, device=own.device) for w in self.line.members if w != self.me}
-        self.rows[self.me] = flat.narrow(0, start, size)
-        sends = [(w, flat.narrow(0, *c).view(torch.uint8)) for w, c in zip(self.line.members, self.cuts, strict=True)]
-        receives = [(w, row.view(torch.uint8)) for w, row in self.rows.items()]
-        return self._to_others(sends), self._to_others(receives)
+        flat = room.view(own.dtype)
+        sizes = balanced(flat.numel(), len(members))
+        # Each member's part of the sum.
+        self.mine = [(w, flat.narrow(0, *c)) for w, c in zip(members, zip(starts(sizes), sizes, strict=True), strict=True)]
+        part = dict(self.mine)[self.meeting.me]
+        self.rows = {w: part if w == self.meeting.me else torch.empty_like(part) for w in members}
+        return self._to_others(self.mine), self._to_others(list(self.rows.items()))
 
-    def _second_in_parts(self) -> Messages:
-        mine = comm.all_reduce([self.rows[w] for w in self.line.members], self._op)
-        self.rows[self.me].copy_(mine)
-        sends = [(w, self.rows[self.me].view(torch.uint8)) for w in self.line.members]
-        receives = [(w, self.flat.narrow(0, *c).view(torch.uint8)) for w, c in zip(self.line.members, self.cuts, strict=True)]
-        return self._to_others(sends), self._to_others(receives)
-
-    def _to_others(self, messages: Sequence[Message]) -> list[Message]:
-        return _not_empty([m for m in messages if m[0] != self.me])
+    def _to_others(self, parts: Sequence[Message]) -> list[Message]:
+        return not_empty([(w, part.view(torch.uint8)) for w, part in parts if w != self.meeting.me])
 
 
-def _not_empty(messages: Sequence[Message]) -> list[Message]:
+def not_empty(messages: Sequence[Message]) -> list[Message]:
+    """The messages that have something to carry: both sides leave the others out."""
     return [m for m in messages if m[1].numel()]

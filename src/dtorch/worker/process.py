@@ -6,8 +6,10 @@ It ends when it is told to, or when its standard input does, for then whoever st
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 import torch
@@ -37,15 +39,17 @@ class Task(msgspec.Struct, frozen=True):
 def main() -> None:
     """Be a worker."""
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
-    threading.Thread(target=_end_with_parent, name="dtorch-parent", daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(task.rendezvous,), name="dtorch-parent", daemon=True).start()
     torch.set_num_threads(task.threads)
     peers = ProcessPeers(task.number, task.hosting.workers, task.rendezvous, PATIENCE_S)
     key = Key(task.hub_public.encode(), task.worker_public.encode(), task.worker_secret.encode())
     Line(task.address, task.number, key).serve(Executor(here=Here(task.hosting, task.number), others=peers))
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(rendezvous: str) -> None:
     # Below Python's buffer, which could not be closed while a thread reads.
     while os.read(sys.stdin.fileno(), 1024):
         pass
+    # The directory is its starter's, who can no longer remove it.
+    shutil.rmtree(Path(rendezvous).parent, ignore_errors=True)
     os._exit(1)

@@ -1,0 +1,131 @@
+"""Sessions of worker processes: the same program, and nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import dtorch
+from dtorch import MeshError, Partial, RemoteError, Replicate, Shard, UsageError, init_device_mesh
+from tests.models.zoo import MODELS, VOCABULARY, assert_same_training, llama, mixtral, without_dropout
+from tests.worker.test_workers import picky
+
+SMALL = """
+import torch, dtorch
+from dtorch import Shard, init_device_mesh
+mesh = init_device_mesh("cpu", 3, mesh_dim_names=("tp",))
+x = dtorch.Tensor(torch.arange(7.0), device_mesh=mesh).redistribute(placements=[Shard(0)])
+print(x.sum().item(), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[None]:
+    dtorch.shutdown()
+    dtorch.init(workers=3, devices={"cpu": [3, 2, 3]})
+    yield
+    dtorch.shutdown()
+
+
+def children(of: int | None = None) -> list[psutil.Process]:
+    return [p for p in psutil.Process(of).children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.usefixtures("processes")
+def test_pieces_travel() -> None:
+    mesh = init_device_mesh("cpu", (2, 3), mesh_dim_names=("a", "b"))
+    whole = torch.randn(301, 38, generator=torch.Generator().manual_seed(1))
+    placed = (Replicate(), Shard(0), Shard(1), Partial())
+    tensor = dtorch.Tensor(whole, device_mesh=mesh)
+    for source in placed:
+        for target in placed[:3]:
+            moved = tensor.redistribute(placements=[Shard(0), source]).redistribute(placements=[target, Shard(1)])
+            torch.testing.assert_close(moved.to_torch(), whole)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("processes")
+def test_models_train(name: str) -> None:
+    model = without_dropout(MODELS[name]())
+    ids = torch.randint(1, VOCABULARY, (4, 7), generator=torch.Generator().manual_seed(1))
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("fsdp", "tp", "pp"))
+    assert_same_training(dtorch.parallelize(copy.deepcopy(model), mesh), model, input_ids=ids, labels=ids)
+
+
+@pytest.mark.usefixtures("processes")
+def test_functions_travel_to_the_workers() -> None:
+    model = without_dropout(mixtral())
+    ids = torch.randint(1, VOCABULARY, (4, 7), generator=torch.Generator().manual_seed(1))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "tp"))
+    assert_same_training(dtorch.parallelize(copy.deepcopy(model), mesh), model, input_ids=ids, labels=ids)
+
+
+@pytest.mark.usefixtures("processes")
+def test_weights_are_read_by_the_workers(tmp_path: Path) -> None:
+    model = llama().eval()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "pp"))
+    dtorch.save_pretrained(dtorch.parallelize(copy.deepcopy(model), mesh), tmp_path)
+    loaded = dtorch.load_pretrained(type(model), tmp_path, init_device_mesh("cpu", 3, mesh_dim_names=("fsdp",)))
+    for (name, a), b in zip(loaded.state_dict().items(), model.state_dict().values(), strict=True):
+        assert torch.equal(a.to_torch(), b), name
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_failure_is_told_and_the_session_goes_on() -> None:
+    mesh = init_device_mesh("cpu", 3)
+    bad = dtorch.Tensor(torch.tensor([1.0, 2.0, -3.0]), device_mesh=mesh).redistribute(placements=[Shard(0)])
+    mapped = dtorch.local_map(picky, [[Shard(0)]], [Shard(0)])
+    with pytest.raises(RemoteError, match="a negative number") as caught:
+        mapped(bad).sum().item()
+    assert "test_processes.py" in str(caught.value) and "cpu:2" in str(caught.value)
+    assert mapped(bad.abs()).sum().item() == 12
+
+
+@pytest.mark.usefixtures("processes")
+def test_devices_that_no_worker_hosts() -> None:
+    with pytest.raises(MeshError, match="there are 8 'cpu' devices"):
+        dtorch.zeros(9, device_mesh=init_device_mesh("cpu", 9))
+
+
+def test_wrong_use() -> None:
+    dtorch.shutdown()
+    for workers, devices in ((0, None), (-1, None), (2, {"cpu": [1]}), (2, {"cpu": [1, -1]}), (2, {"tpu": [1, 1]})):
+        with pytest.raises(UsageError, match="to do"):
+            dtorch.init(workers=workers, devices=devices)
+    assert not [p for p in children() if "dtorch" in " ".join(p.cmdline())]
+
+
+def test_nothing_is_left(tmp_path: Path) -> None:
+    dtorch.shutdown()
+    files = {p.name for p in Path(tempfile.gettempdir()).glob("dtorch-*")}
+    before = len(children())
+    dtorch.init(workers=2)
+    assert len(children()) == before + 2
+    dtorch.shutdown()
+    assert len(children()) == before
+    assert {p.name for p in Path(tempfile.gettempdir()).glob("dtorch-*")} <= files
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0", "import os; os.kill(os.getpid(), 9)"])
+def test_an_environment_variable_is_enough_and_no_worker_outlives_its_client(end: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "DTORCH_WORKERS": "2", "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    script = SMALL + "import psutil\nprint(*[p.pid for p in psutil.Process().children()], flush=True)\n" + end
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    total, workers = ran.stdout.splitlines()
+    assert total == "21.0" and len(workers.split()) == 2
+    for worker in map(int, workers.split()):
+        if psutil.pid_exists(worker):
+            psutil.wait_procs([psutil.Process(worker)], timeout=30)
+        assert not psutil.pid_exists(worker)
+    assert ran.returncode == {"": 0, "1 / 0": 1, "raise SystemExit(3)": 3}.get(end, -signal.SIGKILL)
+    assert not list(tmp_path.glob("dtorch-*"))
