@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 import dtorch
-from dtorch import MeshError, Partial, RemoteError, Replicate, Shard, UsageError, init_device_mesh
+from dtorch import MeshError, Partial, RemoteError, Replicate, Shard, UsageError, WorkerLost, init_device_mesh
 from tests.models.zoo import MODELS, VOCABULARY, assert_same_training, llama, mixtral, without_dropout
 from tests.worker.test_workers import picky
 
@@ -103,6 +104,31 @@ def test_wrong_use() -> None:
         with pytest.raises(UsageError, match="to do"):
             dtorch.init(workers=workers, devices=devices)
     assert not [p for p in children() if "dtorch" in " ".join(p.cmdline())]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_worker_that_dies_is_told_at_once(waits: bool) -> None:
+    dtorch.shutdown()
+    before = {p.pid for p in children()}
+    dtorch.init(workers=2)
+    mesh = init_device_mesh("cpu", 2)
+    x = dtorch.ones(4, device_mesh=mesh, placements=[Shard(0)])
+    assert x.sum().item() == 4
+    (worker, _) = sorted((p for p in children() if p.pid not in before), key=lambda p: p.pid)
+    if waits:
+        # The client waits for a worker that waits.
+        worker.suspend()
+        timer = threading.Timer(0.5, worker.kill)
+        timer.start()
+    else:
+        worker.kill()
+    with pytest.raises(WorkerLost, match=rf"process {worker.pid}\), which hosts devices 0, 2, ..., was ended by signal 9"):
+        while True:
+            x.sum().item()
+    if waits:
+        timer.join()
+    dtorch.shutdown()
+    assert {p.pid for p in children()} == before
 
 
 def test_nothing_is_left(tmp_path: Path) -> None:

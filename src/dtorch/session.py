@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
+from subprocess import Popen
 
 import msgspec
 import torch
 
 from .cluster.local import START_S, LocalProcesses
 from .controller.service import Service
-from .core.errors import InternalError, MeshError, UsageError, four_parts
+from .core.errors import InternalError, MeshError, UsageError, WorkerLost, four_parts
 from .core.hosting import Hosting
 from .core.mesh import DeviceMesh
 from .core.program import MeshInfo
 from .tensor import client as clients
 from .tensor.client import Client
 from .transport.inprocess import InlineTransport, ThreadTransport
-from .transport.sockets import Hub
+from .transport.sockets import Hub, Link
 from .worker.devices import Devices
 from .worker.executor import Executor
 from .worker.process import Task
@@ -95,6 +97,16 @@ def _synchronous() -> bool:
     return os.environ.get("DTORCH_SYNC", "0") not in ("", "0")
 
 
+def _lose(link: Link, number: int, process: Popen[bytes], hosting: Hosting, service: Service) -> None:
+    """A worker process has ended: whoever waits for it or calls it is told."""
+    code = process.wait()
+    how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with status {code}"
+    given = f"worker {number} (process {process.pid}), which hosts {hosting.told(number)}, {how}"
+    rule, where = "a session needs all its workers", f"the last instructions were\n{service.state.story()}"
+    remedy = "call dtorch.shutdown() and start again from what you saved; its standard error may say more"
+    link.lose(WorkerLost(four_parts(given, rule, where, remedy)))
+
+
 def _hosting(workers: int, counts: Mapping[str, Sequence[int]]) -> Hosting:
     if not isinstance(workers, int) or workers < 1:
         given, rule = f"workers={workers!r}", "a session has at least one worker"
@@ -126,12 +138,17 @@ def _processes(workers: int, counts: Mapping[str, Sequence[int]] | None = None) 
     hub, started = Hub(workers), LocalProcesses("dtorch.worker.process")
     hub_public, public, secret = (part.decode() for part in (hub.key.hub_public, hub.key.worker_public, hub.key.worker_secret))
     task = Task(hub.address, 0, hub_public, public, secret, hosting, started.place, torch.get_num_threads())
-    for number in range(workers):
-        started.start(msgspec.structs.replace(task, number=number))
-    for link in hub.links:
-        if not link.there.wait(START_S):
-            raise InternalError("a worker process did not start")
     service = Service(*hub.links, check_mesh=partial(_check_hosted, hosting), hosting=hosting, then=(started.end, hub.close))
+    try:
+        for number, link in enumerate(hub.links):
+            process = started.start(msgspec.structs.replace(task, number=number))
+            hub.watch(os.pidfd_open(process.pid), partial(_lose, link, number, process, hosting, service))
+        for number, link in enumerate(hub.links):
+            if not link.await_start(START_S):
+                raise InternalError(f"worker process {number} did not start within {START_S:.0f} s")
+    except BaseException:
+        service.close()
+        raise
     return Client(service, lambda mesh: service.check_mesh(mesh.device_type, mesh.ids), synchronous=_synchronous())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ import zmq
 from dtorch.core.errors import InternalError
 from dtorch.core.program import Barrier, Fetch, Free
 from dtorch.transport.sockets import CREDITS, Hub, Key, Line
-from tests.transport.runners import Recorder
+from tests.transport.runners import Gated, Recorder
 from tests.worker.plans import ONE
 
 WAIT_S = 20.0
@@ -29,7 +30,7 @@ def serve(hub: Hub, number: int, runner: Recorder) -> threading.Thread:
     line = Line(hub.address, number, hub.key)
     thread = threading.Thread(target=line.serve, args=(runner,))
     thread.start()
-    assert hub.links[number].there.wait(WAIT_S)
+    assert hub.links[number].await_start(WAIT_S)
     return thread
 
 
@@ -39,7 +40,7 @@ def test_each_worker_gets_its_batches_in_order(hub: Hub) -> None:
     for n in range(3 * CREDITS):
         hub.links[n % 2].submit(n, [Free([n])])
     replies = [link.request(7, [Barrier(), Fetch(5, ONE, [])]) for link in hub.links]
-    assert [reply.result(WAIT_S).result for reply in replies] == [[5, 2]] * 2
+    assert [reply.result(WAIT_S).result for reply in replies] == [[5, 3 * CREDITS // 2 + 1]] * 2
     for link, thread in zip(hub.links, threads, strict=True):
         link.close()
         thread.join(WAIT_S)
@@ -49,8 +50,9 @@ def test_each_worker_gets_its_batches_in_order(hub: Hub) -> None:
 
 
 def test_who_waits_for_a_lost_worker_is_told(hub: Hub) -> None:
-    link = hub.links[0]
-    reply = link.request(0, [Barrier()])
+    link, gated = hub.links[0], Gated()
+    worker = serve(hub, 0, gated)
+    reply = link.request(0, [Barrier(), Fetch(5, ONE, [])])
     for n in range(CREDITS - 1):
         link.submit(n, [])
     told: list[BaseException] = []
@@ -71,6 +73,15 @@ def test_who_waits_for_a_lost_worker_is_told(hub: Hub) -> None:
         reply.result(WAIT_S)
     with pytest.raises(InternalError, match="gone"):
         link.submit(0, [])
+    gated.gate.set()
+    link.close()
+    worker.join(WAIT_S)
+
+
+def test_a_worker_that_is_not_there_is_lost(hub: Hub) -> None:
+    reply = hub.links[1].request(0, [Barrier()])
+    with pytest.raises(InternalError, match="worker 1"):
+        reply.result(WAIT_S)
 
 
 @pytest.mark.parametrize("keys", ["another pair", "none"])
@@ -86,7 +97,16 @@ def test_a_stranger_is_not_let_in(hub: Hub, keys: str) -> None:
     runner = Recorder()
     # One that is let in comes after it, on the other link, so the stranger's word would be there by now.
     thread = serve(hub, 1, runner)
-    assert not hub.links[0].there.is_set()
+    assert not hub.links[0].await_start(0)
     hub.links[1].close()
     thread.join(WAIT_S)
     stranger.context.destroy(0)
+
+
+def test_what_is_watched_is_told_once(hub: Hub) -> None:
+    reading, writing = os.pipe()
+    told = threading.Event()
+    hub.watch(reading, told.set)
+    assert not told.is_set()
+    os.close(writing)
+    assert told.wait(WAIT_S)

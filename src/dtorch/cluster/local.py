@@ -26,13 +26,14 @@ class LocalProcesses:
         """A file through which the workers find each other."""
         return str(self.directory / "rendezvous")
 
-    def start(self, task: msgspec.Struct) -> None:
+    def start(self, task: msgspec.Struct) -> subprocess.Popen[bytes]:
         """Start one more."""
         process = subprocess.Popen([sys.executable, "-c", f"from {self._module} import main; main()"], stdin=subprocess.PIPE)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(task) + b"\n")
         process.stdin.flush()
         self.processes.append(process)
+        return process
 
     def end(self) -> None:
         """Wait for all to end, and end those that do not."""

@@ -32,6 +32,13 @@ class Hosting(msgspec.Struct, frozen=True):
         """The worker of each of some devices."""
         return [self.worker(device_type, device) for device in ids]
 
+    def told(self, worker: int) -> str:
+        """The devices of a worker, for people."""
+        if not self.counts:
+            return f"devices {worker}, {worker + self.workers}, ..."
+        ends = {kind: (sum(n[:worker]), sum(n[: worker + 1])) for kind, n in self.counts.items()}
+        return ", ".join(f"{kind}:{first}-{end - 1}" for kind, (first, end) in ends.items() if end > first) or "no device"
+
     def limit(self, device_type: str) -> int | None:
         """How many devices of a type there are; None for as many as are asked for."""
         counts = self.counts.get(device_type)

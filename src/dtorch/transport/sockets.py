@@ -7,9 +7,10 @@ of the reply.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,14 @@ from typing import Any
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from ..core.errors import InternalError
 from ..core.program import Instruction, PendingReply, Reply
 from .frames import Frame
 from .messages import decode_batch, decode_reply, encode_batch, encode_reply
 
 SUBMIT, REQUEST, CLOSE = b"s", b"r", b"c"
 HELLO, DONE, REPLY = b"h", b"d", b"a"
+WATCH = b"watch"
 
 CREDITS = 64
 """Batches that may be under way to a worker before ``submit`` waits."""
@@ -70,7 +73,8 @@ class Hub:
         self._wake_out.connect("inproc://wake")
         self._waking = threading.Lock()
         self._queue: deque[list[Any]] = deque()
-        self.links = [_Link(self, number) for number in range(workers)]
+        self.links = [Link(self, number) for number in range(workers)]
+        self._watched: dict[int, Callable[[], None]] = {}
         self._thread = threading.Thread(target=self._work, name="dtorch-hub", daemon=True)
         self._thread.start()
 
@@ -79,6 +83,11 @@ class Hub:
         self._queue.append(frames)
         with self._waking:
             self._wake_out.send(b"")
+
+    def watch(self, fd: int, then: Callable[[], None]) -> None:
+        """Call ``then`` once, from the hub's thread, when a file descriptor becomes readable; it is closed afterwards."""
+        self._watched[fd] = then
+        self.send([WATCH, fd])
 
     def close(self) -> None:
         """End the thread and close the sockets."""
@@ -91,18 +100,43 @@ class Hub:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_in, zmq.POLLIN)
-        while True:
+        going = True
+        while going:
             ready = dict(poller.poll())
             if self._wake_in in ready:
                 self._wake_in.recv()
-            while self._queue:
-                frames = self._queue.popleft()
-                if not frames:
-                    return
-                self._socket.send_multipart(frames, copy=False)
+            going = self._send_all(poller)
             if self._socket in ready:
                 name, kind, *frames = self._socket.recv_multipart(copy=False)
                 self.links[int(name.bytes)].handle(kind.bytes, [f.buffer for f in frames])
+            for fd in self._watched.keys() & ready.keys():
+                poller.unregister(fd)
+                self._watched.pop(fd)()
+                os.close(fd)
+        for fd in self._watched:
+            os.close(fd)
+
+    def _send_all(self, poller: zmq.Poller) -> bool:
+        """Do what is in the queue; False at its end."""
+        while self._queue:
+            frames = self._queue.popleft()
+            if not frames:
+                return False
+            if frames[0] is WATCH:
+                poller.register(frames[1], zmq.POLLIN)
+            else:
+                self._send(frames)
+        return True
+
+    def _send(self, frames: list[Any]) -> None:
+        try:
+            self._socket.send_multipart(frames, copy=False)
+        except zmq.ZMQError as error:
+            # No one of that name is connected.
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            number = int(frames[0])
+            self.links[number].lose(InternalError(f"worker {number} is not connected"))
 
 
 class _Only:
@@ -116,7 +150,7 @@ class _Only:
         return key == self._public
 
 
-class _Link:
+class Link:
     """A ``Transport`` to one worker of a hub."""
 
     def __init__(self, hub: Hub, number: int) -> None:
@@ -125,7 +159,18 @@ class _Link:
         self._under_way = 0
         self._waiting: deque[Future[Reply]] = deque()
         self._lost: BaseException | None = None
-        self.there = threading.Event()
+        self._there = threading.Event()
+
+    def await_start(self, timeout_s: float) -> bool:
+        """Wait for the worker to be there; False when the time is over.
+
+        Raises:
+            What ``lose`` was given: the worker is gone already.
+        """
+        there = self._there.wait(timeout_s)
+        if self._lost is not None:
+            raise self._lost
+        return there
 
     def submit(self, first: int, batch: list[Instruction]) -> None:
         """Send a batch; waits while the worker is far behind."""
@@ -143,22 +188,24 @@ class _Link:
         self._hub.send([self._name, CLOSE])
 
     def lose(self, why: BaseException) -> None:
-        """The worker is gone: whoever waits for it or calls it is told why."""
+        """The worker is gone: whoever waits for it or calls it is told why, also at its start."""
         with self._changed:
             self._lost = self._lost or why
             waiting, self._waiting = list(self._waiting), deque()
             self._changed.notify_all()
+        self._there.set()
         for reply in waiting:
             reply.set_exception(why)
 
     def handle(self, kind: bytes, frames: Sequence[Frame]) -> None:
         """What came from the worker."""
         if kind == HELLO:
-            self.there.set()
+            self._there.set()
             return
         with self._changed:
             self._under_way -= 1
-            reply = self._waiting.popleft() if kind == REPLY else None
+            # Of a worker that was given up nobody waits for answers.
+            reply = self._waiting.popleft() if kind == REPLY and self._waiting else None
             self._changed.notify_all()
         if reply is not None:
             try:
