@@ -93,6 +93,16 @@ def test_a_failure_is_told_and_the_session_goes_on() -> None:
 
 
 @pytest.mark.usefixtures("processes")
+def test_a_function_that_cannot_travel_is_refused_and_nothing_is_lost() -> None:
+    mesh, lock = init_device_mesh("cpu", 3), threading.Lock()
+    x = dtorch.Tensor(torch.ones(3), device_mesh=mesh).redistribute(placements=[Shard(0)])
+    y = x * 5
+    with pytest.raises(UsageError, match="pickle"):
+        dtorch.local_map(lambda piece: piece if lock else piece, [[Shard(0)]], [Shard(0)])(x)
+    assert (y + x).sum().item() == 18
+
+
+@pytest.mark.usefixtures("processes")
 def test_devices_that_no_worker_hosts() -> None:
     with pytest.raises(MeshError, match="there are 8 'cpu' devices"):
         dtorch.zeros(9, device_mesh=init_device_mesh("cpu", 9))

@@ -138,7 +138,8 @@ def _processes(workers: int, counts: Mapping[str, Sequence[int]] | None = None) 
     hub, started = Hub(workers), LocalProcesses("dtorch.worker.process")
     hub_public, public, secret = (part.decode() for part in (hub.key.hub_public, hub.key.worker_public, hub.key.worker_secret))
     task = Task(hub.address, 0, hub_public, public, secret, hosting, started.place, torch.get_num_threads())
-    service = Service(*hub.links, check_mesh=partial(_check_hosted, hosting), hosting=hosting, then=(started.end, hub.close))
+    check = partial(_check_hosted, hosting)
+    service = Service(*hub.links, check_mesh=check, hosting=hosting, travels=True, then=(started.end, hub.close))
     try:
         for number, link in enumerate(hub.links):
             process = started.start(msgspec.structs.replace(task, number=number))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import msgpack
 
-from dtorch.core.errors import ProtocolError
+from dtorch.core.errors import InternalError, ProtocolError
 from dtorch.core.program import (
     VERSION,
     Apply,
@@ -241,6 +241,7 @@ def test_instructions_are_all_covered() -> None:
     assert covered == set(typing.get_args(Instruction))
 
 
-def test_a_function_does_not_leave_the_process() -> None:
-    with pytest.raises(ProtocolError, match="function"):
+def test_a_function_travels_pickled_only() -> None:
+    with pytest.raises(InternalError, match="not made ready"):
         encode_batch(0, [PutFunction(1, len)])
+    assert decode_batch(encode_batch(0, [PutFunction(1, b"pickled")]))[1] == [PutFunction(1, b"pickled")]

@@ -23,6 +23,7 @@ class Service:
         transports: the way to each worker, by number; closed with the service.
         check_mesh: raises MeshError for devices that the workers' machines do not have.
         hosting: which worker hosts which device.
+        travels: whether instructions leave the process.
         then: called in turn once all transports are closed.
     """
 
@@ -31,10 +32,12 @@ class Service:
         *transports: Transport,
         check_mesh: CheckMesh | None = None,
         hosting: Hosting = ALONE,
+        travels: bool = False,
         then: Sequence[Callable[[], None]] = (),
     ) -> None:
         assert len(transports) == hosting.workers
         self.state = ControllerState(hosting)
+        self.travels = travels
         self._transports = transports
         self._check_mesh = check_mesh
         self._closed = False

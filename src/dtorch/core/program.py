@@ -241,7 +241,10 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 class PutFunction(msgspec.Struct, frozen=True, tag="put_function"):
-    """Store a Python function as a value, for ``Apply``. To other processes it goes pickled, over trusted links only."""
+    """Store a Python function as a value, for ``Apply``: itself within a process, pickled to others.
+
+    A worker takes instructions over trusted links only.
+    """
 
     handle: int
     function: Any
@@ -324,7 +327,13 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Sink(Protocol):
-    """Where a client's instructions go: a controller, or a fake in a test."""
+    """Where a client's instructions go: a controller, or a fake in a test.
+
+    Attributes:
+        travels: whether they leave the process.
+    """
+
+    travels: bool
 
     def submit(self, first: int, batch: list[Instruction]) -> None:
         """Take a batch whose first Call has sequence number ``first``; its effects need not be visible yet."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -177,6 +178,8 @@ def _bare(module: nn.Module) -> nn.Module:
     """A copy of a module as it stands, which calls its own ``forward`` and has no weights yet."""
     bare = copy.copy(module)
     bare.__dict__.pop("forward", None)
+    # Hooks may refer to what cannot leave this process.
+    bare.__dict__.update({name: OrderedDict() for name in vars(module) if name.endswith("_hooks")})
     bare._parameters = {name: None for name, p in module._parameters.items() if p is not None}
     return bare
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import cloudpickle
 import torch
 
 from ..core.errors import PlacementError, UsageError, four_parts
@@ -48,8 +49,8 @@ def local_map(
         device_mesh: that of the first global tensor unless given.
 
     Raises:
-        UsageError: another number of arguments than placements.
-        ProtocolError: a function that cannot be pickled, in a session of worker processes.
+        UsageError: another number of arguments than placements, or a function that cannot be pickled in a session of worker
+            processes.
         PlacementError: placements that do not fit, or local results that do not fit together.
     """
     single = not out_placements or not isinstance(out_placements[0], Sequence)
@@ -117,6 +118,19 @@ Row = dict[tuple[int, ...], torch.Tensor]
 """A result at each coordinate, as a meta tensor."""
 
 
+def _pickled(run: Function, name: str) -> bytes:
+    """A function on its way to another process."""
+    try:
+        return cloudpickle.dumps(run)
+    except Exception as error:
+        given, rule = (
+            f"{name}: {type(error).__name__}: {error}",
+            "a function for worker processes is pickled, with what it refers to",
+        )
+        remedy = "let it refer to plain data only: locks, files, sockets, generators and global tensors cannot travel"
+        raise UsageError(four_parts(given, rule, "local_map(fn, ...)", remedy)) from error
+
+
 class _Mapping:
     """One call of a mapped function: what runs on the pieces, and the placements of its tensors."""
 
@@ -128,6 +142,7 @@ class _Mapping:
     def __call__(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Run it, outside autograd."""
         specs, client, name = [t._spec for t in tensors], current_client(), _name(self.fn)
+        sent = _pickled(self.run, name) if client.sink.travels else self.run
         foretold = self._foretold(specs)
         for tensor in tensors:
             ready(tensor._value, client)
@@ -138,7 +153,7 @@ class _Mapping:
             entry = moving.PlannedMove(made, client.define(made))
             client.remember(key, entry)
         function = Value(client, client.new_handle())
-        client.emit(PutFunction(function.handle, self.run))
+        client.emit(PutFunction(function.handle, sent))
         outs = [Value(client, client.new_handle()) for _ in self.outs]
         inputs = [function.handle, *[t._value.handle for t in tensors]]
         client.call(Call(entry.number, inputs, [v.handle for v in outs], []), current_site())

@@ -69,7 +69,7 @@ def threaded_session(workers: int, counts: dict[str, list[int]] | None = None) -
     hosting, lanes, before = Hosting(workers, counts or {}), Lanes(), clients.running()
     # Encoded, for otherwise workers would share the memory of what is put.
     ends = [EncodedTransport(ThreadTransport(Executor(here=Here(hosting, n), others=lanes.peers(n)))) for n in range(workers)]
-    client = Client(Service(*ends, hosting=hosting), lambda mesh: None)
+    client = Client(Service(*ends, hosting=hosting, travels=True), lambda mesh: None)
     clients.set_current(client)
     try:
         yield client

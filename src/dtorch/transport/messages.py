@@ -9,17 +9,16 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-import cloudpickle
 import msgspec
 from msgspec import msgpack
 from torch import Tensor
 
-from ..core.errors import ProtocolError, four_parts
+from ..core.errors import InternalError, ProtocolError, four_parts
 from ..core.program import VERSION, Const, DefinePlan, Instruction, Local, PendingReply, Reply, Scalar, Slot, Vary
 from .base import Transport
 from .frames import Frame, TensorHeader, from_frame, to_frame
 
-_TENSOR, _COMPLEX, _BIG_INT, _FUNCTION = 1, 2, 3, 4
+_TENSOR, _COMPLEX, _BIG_INT = 1, 2, 3
 _ARGUMENTS = {"slot": Slot, "scalar": Scalar, "vary": Vary, "const": Const}
 
 Envelope = tuple[int, int, msgspec.Raw]
@@ -30,16 +29,13 @@ def encode_batch(first: int, batch: list[Instruction]) -> list[Frame]:
     return _encode(first, batch)
 
 
-def decode_batch(frames: Sequence[Frame], trusted: bool = False) -> tuple[int, list[Instruction]]:
+def decode_batch(frames: Sequence[Frame]) -> tuple[int, list[Instruction]]:
     """The sequence number and the batch.
-
-    Args:
-        trusted: the sender is known to be the session's client. Only then are functions taken, which are pickled.
 
     Raises:
         ProtocolError: the sender speaks another version, or the frames are no batch.
     """
-    first, batch = _decode(frames, list[Instruction], trusted)
+    first, batch = _decode(frames, list[Instruction])
     return first, [_revive(i) for i in batch]
 
 
@@ -65,11 +61,11 @@ class EncodedTransport:
 
     def submit(self, first: int, batch: list[Instruction]) -> None:
         """Send a batch."""
-        self._inner.submit(*decode_batch(encode_batch(first, batch), trusted=True))
+        self._inner.submit(*decode_batch(encode_batch(first, batch)))
 
     def request(self, first: int, batch: list[Instruction]) -> PendingReply:
         """Send a batch whose last instruction is answered."""
-        return _Decoded(self._inner.request(*decode_batch(encode_batch(first, batch), trusted=True)))
+        return _Decoded(self._inner.request(*decode_batch(encode_batch(first, batch))))
 
     def close(self) -> None:
         """Close the inner transport."""
@@ -103,7 +99,7 @@ def _encode(first: int, body: Any) -> list[Frame]:
         if isinstance(value, complex):
             return msgpack.Ext(_COMPLEX, struct.pack("<dd", value.real, value.imag))
         if callable(value):
-            return msgpack.Ext(_FUNCTION, _pickled(value))
+            raise InternalError(f"{value!r} was not made ready to travel")
         raise TypeError(f"{value!r} of type {type(value).__name__} cannot be sent")
 
     message = (VERSION, first, body)
@@ -116,17 +112,7 @@ def _encode(first: int, body: Any) -> list[Frame]:
     return frames
 
 
-def _pickled(function: Any) -> bytes:
-    try:
-        return cloudpickle.dumps(function)
-    except Exception as error:
-        given = f"the function {getattr(function, '__qualname__', function)}: {type(error).__name__}: {error}"
-        rule = "a function for workers of other processes is pickled, with what it refers to"
-        remedy = "let it refer to plain data only; locks, files, sockets and generators cannot travel"
-        raise ProtocolError(four_parts(given, rule, "local_map", remedy)) from error
-
-
-def _decode(frames: Sequence[Frame], kind: Any, trusted: bool = False) -> tuple[int, Any]:
+def _decode(frames: Sequence[Frame], kind: Any) -> tuple[int, Any]:
     def restore(code: int, data: memoryview) -> Any:
         if code == _TENSOR:
             header = msgpack.decode(data, type=TensorHeader)
@@ -135,8 +121,6 @@ def _decode(frames: Sequence[Frame], kind: Any, trusted: bool = False) -> tuple[
             return complex(*struct.unpack("<dd", data))
         if code == _BIG_INT:
             return int(bytes(data), 16)
-        if code == _FUNCTION and trusted:
-            return cloudpickle.loads(data)
         raise ProtocolError(f"unknown extension {code} in a message")
 
     try:

@@ -244,7 +244,7 @@ class Line:
             kind, *frames = self._socket.recv_multipart(copy=False)
             if kind.bytes == CLOSE:
                 break
-            first, batch = decode_batch([f.buffer for f in frames], trusted=True)
+            first, batch = decode_batch([f.buffer for f in frames])
             if kind.bytes == REQUEST:
                 self._socket.send_multipart([REPLY, *encode_reply(runner.run(first, batch))], copy=False)
             else:

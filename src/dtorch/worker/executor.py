@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -163,7 +164,8 @@ class Executor:
         self.store.update(filled(instruction, self.here, self.devices.device))
 
     def _put_function(self, instruction: PutFunction) -> None:
-        self.store[instruction.handle] = (instruction.function,)
+        function = instruction.function
+        self.store[instruction.handle] = (pickle.loads(function) if isinstance(function, bytes) else function,)
 
     def _fetch(self, instruction: Fetch) -> Any:
         grid = Grid(instruction.mesh, instruction.axes, self.here)
