@@ -13,6 +13,8 @@ from dtorch.transport.base import Finished
 class Discard:
     """Takes every batch and runs none."""
 
+    travels = False
+
     def submit(self, first: int, batch: list[Instruction]) -> None:
         """Forget a batch."""
 
