@@ -54,6 +54,19 @@ def test_pieces_travel() -> None:
             torch.testing.assert_close(moved.to_torch(), whole)
 
 
+@pytest.mark.usefixtures("processes")
+def test_random_numbers_are_those_of_plain_pytorch() -> None:
+    mesh = init_device_mesh("cpu", (2, 3), mesh_dim_names=("a", "b"))
+    torch.manual_seed(5)
+    drawn = [dtorch.rand(9, 4, device_mesh=mesh, placements=[Shard(0), Shard(1)]) for _ in range(3)]
+    after = torch.rand(2)
+    dropped = torch.nn.functional.dropout(drawn[0], 0.5)
+    torch.manual_seed(5)
+    expected = [torch.rand(9, 4) for _ in range(3)]
+    assert all(torch.equal(a.to_torch(), b) for a, b in zip(drawn, expected, strict=True)) and torch.equal(after, torch.rand(2))
+    assert torch.equal(dropped.to_torch(), torch.nn.functional.dropout(expected[0], 0.5))
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.usefixtures("processes")
 def test_models_train(name: str) -> None:
@@ -106,13 +119,24 @@ def test_a_function_that_cannot_travel_is_refused_and_nothing_is_lost() -> None:
 def test_devices_that_no_worker_hosts() -> None:
     with pytest.raises(MeshError, match="there are 8 'cpu' devices"):
         dtorch.zeros(9, device_mesh=init_device_mesh("cpu", 9))
+    with pytest.raises(MeshError, match="worker processes run on the CPU"):
+        dtorch.zeros(9, device_mesh=init_device_mesh("cuda", 2))
 
 
 def test_wrong_use() -> None:
     dtorch.shutdown()
-    for workers, devices in ((0, None), (-1, None), (2, {"cpu": [1]}), (2, {"cpu": [1, -1]}), (2, {"tpu": [1, 1]})):
+    for workers, devices in (
+        (0, None),
+        (-1, None),
+        (2, {"cpu": [1]}),
+        (2, {"cpu": [1, -1]}),
+        (2, {"tpu": [1, 1]}),
+        ("two", None),
+    ):
         with pytest.raises(UsageError, match="to do"):
             dtorch.init(workers=workers, devices=devices)
+    with pytest.raises(UsageError, match="embedded"):
+        dtorch.init(workers=2, simulate={"cpu": 4})
     assert not [p for p in children() if "dtorch" in " ".join(p.cmdline())]
 
 

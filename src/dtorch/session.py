@@ -8,6 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
 from subprocess import Popen
+from typing import Any
 
 import msgspec
 import torch
@@ -65,6 +66,9 @@ def init(
                 "call dtorch.shutdown() first; its tensors' data is released then",
             )
         )
+    if workers is not None and (simulate or worker != "inline"):
+        given, rule = f"workers={workers!r} with simulate= or worker=", "these are of an embedded session"
+        raise UsageError(four_parts(given, rule, "dtorch.init", "give devices= to say how many devices each process hosts"))
     client = _embedded(simulate, worker) if workers is None else _processes(workers, devices)
     clients.set_current(client)
     return client
@@ -107,11 +111,11 @@ def _lose(link: Link, number: int, process: Popen[bytes], hosting: Hosting, serv
     link.lose(WorkerLost(four_parts(given, rule, where, remedy)))
 
 
-def _hosting(workers: int, counts: Mapping[str, Sequence[int]]) -> Hosting:
-    if not isinstance(workers, int) or workers < 1:
+def _hosting(workers: Any, counts: Mapping[str, Sequence[int]]) -> Hosting:
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
         given, rule = f"workers={workers!r}", "a session has at least one worker"
         raise UsageError(four_parts(given, rule, "dtorch.init or DTORCH_WORKERS", "give a positive number of processes"))
-    wrong = [k for k, n in counts.items() if k not in ("cpu", "cuda") or len(n) != workers or min(n) < 0 or not sum(n)]
+    wrong = [k for k, n in counts.items() if k != "cpu" or len(n) != workers or min(n) < 0 or not sum(n)]
     if wrong:
         given, rule = f"devices={dict(counts)!r} for {workers} workers", "devices tells for a type how many each worker hosts"
         raise UsageError(four_parts(given, rule, "dtorch.init", f'give e.g. devices={{"cpu": {[2] * workers}}}'))
@@ -119,6 +123,9 @@ def _hosting(workers: int, counts: Mapping[str, Sequence[int]]) -> Hosting:
 
 
 def _check_hosted(hosting: Hosting, device_type: str, ids: Sequence[int]) -> None:
+    if device_type != "cpu":
+        given, rule = f"a mesh of {device_type!r} devices", "worker processes run on the CPU"
+        raise MeshError(four_parts(given, rule, "the device mesh of your tensor", "use the embedded session: dtorch.init()"))
     limit = hosting.limit(device_type)
     if limit is not None and max(ids) >= limit:
         given = f"a mesh with {device_type!r} device id {max(ids)}"
@@ -129,10 +136,12 @@ def _check_hosted(hosting: Hosting, device_type: str, ids: Sequence[int]) -> Non
 
 def _first_use() -> Client:
     workers = os.environ.get("DTORCH_WORKERS", "0")
-    return _processes(int(workers)) if workers not in ("", "0") else _embedded()
+    if workers in ("", "0"):
+        return _embedded()
+    return _processes(int(workers) if workers.isdigit() else workers)
 
 
-def _processes(workers: int, counts: Mapping[str, Sequence[int]] | None = None) -> Client:
+def _processes(workers: Any, counts: Mapping[str, Sequence[int]] | None = None) -> Client:
     """A session of worker processes on this machine."""
     hosting = _hosting(workers, counts or {})
     hub, started = Hub(workers), LocalProcesses("dtorch.worker.process")

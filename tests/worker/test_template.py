@@ -30,7 +30,7 @@ def test_constants(wire: Any, expected: Any) -> None:
 
 
 def run(step: Local, *pieces: torch.Tensor, scalars: tuple = (), coordinate: int = 0) -> Any:
-    template = Template(step, lambda slot: f"pieces[{slot}]", lambda kind: CPU)
+    template = Template(step, lambda slot: f"pieces[{slot}]", lambda kind: CPU, (0, 1))
     return template.function(f"def run(pieces, s, c): return {template.text}", "<test>")(pieces, scalars, coordinate)
 
 
@@ -55,6 +55,13 @@ def test_slots_inside_lists() -> None:
 def test_arguments_that_vary_are_picked_by_coordinate() -> None:
     step = local("aten::narrow_copy.default", Slot(0), 0, Vary([0, 2]), Vary([2, 1]))
     assert run(step, torch.arange(3), coordinate=1).tolist() == [2]
+
+
+def test_arguments_that_vary_are_those_of_the_coordinates_that_are_held() -> None:
+    step = local("aten::add.Scalar", Slot(0), Vary([10, 20, 30, 40]))
+    template = Template(step, lambda slot: f"pieces[{slot}]", lambda kind: CPU, (1, 3))
+    call = template.function(f"def run(pieces, s, c): return {template.text}", "<test>")
+    assert [call((torch.zeros(()),), (), c).item() for c in range(2)] == [20, 40]
 
 
 def test_a_parameter_named_like_a_keyword() -> None:

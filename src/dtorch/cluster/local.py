@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,10 @@ class LocalProcesses:
 
     def start(self, task: msgspec.Struct) -> subprocess.Popen[bytes]:
         """Start one more."""
-        process = subprocess.Popen([sys.executable, "-c", f"from {self._module} import main; main()"], stdin=subprocess.PIPE)
+        # What this process can import, that one can: functions are pickled by the names of their modules.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+        command = [sys.executable, "-c", f"from {self._module} import main; main()"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(task) + b"\n")
         process.stdin.flush()

@@ -37,23 +37,22 @@ class Grid:
     """The pieces of a value that varies over some axes of a mesh, numbered row-major; a worker holds some of them.
 
     Attributes:
+        count: how many there are.
         held: numbers of the pieces that this worker holds, in order: a stored value is the list of these.
     """
 
     def __init__(self, mesh: MeshInfo, axes: Sequence[int], here: Here = ALL_HERE) -> None:
         self.mesh, self.axes, self.here = mesh, list(axes), here
         self.shape = [mesh.shape[a] for a in axes]
-        self.held = self._held()
-
-    def _held(self) -> list[int]:
-        if self.here.hosting.workers == 1:
-            return list(range(math.prod(self.shape)))
-        return [piece for piece, workers in enumerate(self.holders) if self.here.worker in workers]
+        self.count = math.prod(self.shape)
+        self.held = [piece for piece, workers in enumerate(self.holders) if here.worker in workers]
 
     @cached_property
     def holders(self) -> list[list[int]]:
         """For each piece the workers that hold it, in the order of the devices."""
-        found: list[dict[int, None]] = [{} for _ in range(math.prod(self.shape))]
+        if self.here.hosting.workers == 1:
+            return [[0]] * self.count
+        found: list[dict[int, None]] = [{} for _ in range(self.count)]
         for coordinate, worker in zip(coordinates(self.mesh.shape), self.here.hosts(self.mesh), strict=True):
             found[self.number(dict(enumerate(coordinate)))][worker] = None
         return [list(workers) for workers in found]
@@ -94,6 +93,6 @@ class Grid:
         return f"{self.mesh.device_type}:{text}{',...' if len(ids) > 8 else ''}"
 
 
-def grid_of(plan: DefinePlan, slot: int, here: Here) -> Grid:
+def grid_of(plan: DefinePlan, slot: int, here: Here = ALL_HERE) -> Grid:
     """The pieces of a slot."""
     return Grid(plan.meshes[plan.meshes_of[slot]], plan.axes[slot], here)

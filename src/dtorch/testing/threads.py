@@ -1,4 +1,7 @@
-"""Several workers in threads of this process, whose peers meet in memory: a session of many workers without a process."""
+"""Several workers in threads of this process, whose peers meet in memory: a session of many workers without a process.
+
+The process has one random generator, so random numbers are not to be drawn there.
+"""
 
 from __future__ import annotations
 

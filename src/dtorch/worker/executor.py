@@ -174,7 +174,7 @@ class Executor:
             raise InternalError(f"value {instruction.handle} is not stored on this worker")
         if isinstance(value, Poison):
             return value
-        answer: list[Any] = [None] * len(grid.holders)
+        answer: list[Any] = [None] * grid.count
         for piece, tensor in zip(grid.held, value, strict=True):
             if grid.holders[piece][0] == self.here.worker:
                 answer[piece] = _description(tensor) if instruction.describe else tensor.detach().clone()
