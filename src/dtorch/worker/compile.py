@@ -71,16 +71,19 @@ def _nothing(store: Store, call: Any) -> None:
 def _is_single(plan: DefinePlan, here: Here) -> bool:
     """Whether the plan is one operator on values of which this worker holds one piece each."""
     step = plan.steps[0] if len(plan.steps) == 1 else None
-    if not isinstance(step, Local) or len(Grid(plan.meshes[step.mesh], step.axes, here).held) != 1:
+    if not isinstance(step, Local):
         return False
-    return all(len(grid_of(plan, slot, here).held) == 1 for slot in range(len(plan.axes)))
+    if not step.axes and not any(plan.axes):
+        return True
+    grids = [Grid(plan.meshes[step.mesh], step.axes, here), *(grid_of(plan, slot, here) for slot in range(len(plan.axes)))]
+    return all(len(grid.held) == 1 for grid in grids)
 
 
 def _for_one(plan: DefinePlan, here: Here) -> DefinePlan:
     """A plan of one operator with the arguments for the only coordinate that it runs for here."""
     step = plan.steps[0]
     assert isinstance(step, Local)
-    (number,) = Grid(plan.meshes[step.mesh], step.axes, here).held
+    (number,) = Grid(plan.meshes[step.mesh], step.axes, here).held if step.axes else (0,)
     step = msgspec.structs.replace(step, args=chosen(step.args, number), kwargs=chosen(step.kwargs, number))
     return msgspec.structs.replace(plan, steps=[step])
 
