@@ -163,6 +163,7 @@ def test_the_program_order_is_the_schedules() -> None:
         ({"micro_batches": 2, "schedule": "zigzag"}, "schedule='zigzag'"),
         ({"micro_batches": 2, "schedule": "interleaved"}, "virtual_stages=2"),
         ({"micro_batches": 2, "reduction": "max"}, "reduction='max'"),
+        ({"micro_batches": 2, "batch_dims": {"positions": 1}}, r"(?s)batch_dims of \['positions'\].*takes \['input'\]"),
     ],
 )
 def test_what_is_refused_when_it_is_made(options: dict, message: str) -> None:

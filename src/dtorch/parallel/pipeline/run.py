@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -168,7 +169,8 @@ def pipeline(
             whole. Tensors whose dim 0 is not as long as the batch are given whole anyway.
 
     Raises:
-        UsageError: a model that lies on no mesh, or a schedule that is unknown or does not go with its stages.
+        UsageError: a model that lies on no mesh, a schedule that is unknown or does not go with its stages, or batch dims of
+            arguments that the model does not take.
     """
     where = "pipeline(model, micro_batches, schedule)"
     layout = layout_of(model)
@@ -189,4 +191,13 @@ def pipeline(
         given = f"reduction={reduction!r}"
         raise UsageError(four_parts(given, "it is 'mean', 'sum' or a function that counts", where, "use one of these"))
     check_schedule(schedule, layout.stages.count // size_of(layout.mesh, PIPELINE))
+    _check_names(model, batch_dims or {}, where)
     return Pipeline(model, micro_batches, schedule, loss_fn, reduction, batch_dims or {})
+
+
+def _check_names(model: nn.Module, batch_dims: Mapping[str, int | None], where: str) -> None:
+    parameters = inspect.signature(type(model).forward).parameters
+    unknown = sorted(batch_dims.keys() - parameters.keys())
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        given, rule = f"batch_dims of {unknown}", f"{type(model).__name__}.forward takes {[*parameters][1:]}"
+        raise UsageError(four_parts(given, rule, where, "name arguments of the model"))
