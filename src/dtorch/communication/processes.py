@@ -14,12 +14,15 @@ from .peers import Message
 
 GO, REFUSE = 1, 0
 
+BLOCK_NBYTES = 4 << 10
+"""What goes along with the word that opens an exchange. Its size is fixed, for who refuses does not know what was to come."""
+
 
 class ProcessPeers:
     """Peers over pairwise process groups, made when two workers first meet.
 
-    A word goes each way before anything else counts: a pair of which one refuses is left as it is, with what is under way on
-    it, and the next meeting makes a new one.
+    A block goes each way before anything else counts. It begins with a word; little data follows in it, more by itself. A
+    pair of which one refuses is left as it is, with what is under way on it, and the next meeting makes a new one.
 
     Args:
         me: number of this worker.
@@ -36,29 +39,24 @@ class ProcessPeers:
 
     def exchange(self, peers: Collection[int], sends: Sequence[Message], receives: Sequence[Message]) -> set[int]:
         """See ``Peers``."""
-        pairs = {peer: self._pair(peer) for peer in sorted(peers)}
-        words = {peer: pair.say(GO) for peer, pair in pairs.items()}
-        works: dict[int, list[Any]] = {peer: [] for peer in pairs}
-        for peer, tensor in sends:
-            works[peer].append(pairs[peer].send(tensor))
-        for peer, tensor in receives:
-            works[peer].append(pairs[peer].receive(tensor))
-        refused = {peer for peer, word in words.items() if word.heard(self._timeout) == REFUSE}
-        for peer, under_way in works.items():
-            if peer in refused:
-                self._leave(peer)
-                continue
-            for work in under_way:
-                work.wait(self._timeout)
+        talks = [
+            _Talk(peer, self._pair(peer), [t for w, t in sends if w == peer], [t for w, t in receives if w == peer])
+            for peer in sorted(peers)
+        ]
+        refused = {talk.peer for talk in talks if talk.opened(self._timeout) == REFUSE}
+        for talk in talks:
+            if talk.peer in refused:
+                self._leave(talk.peer)
+            else:
+                talk.finish(self._timeout)
         return refused
 
     def refuse(self, peers: Collection[int]) -> None:
         """See ``Peers``."""
-        words = [self._pair(peer).say(REFUSE) for peer in sorted(peers)]
-        for word in words:
-            word.heard(self._timeout)
-        for peer in peers:
-            self._leave(peer)
+        talks = [_Talk(peer, self._pair(peer), [], [], REFUSE) for peer in sorted(peers)]
+        for talk in talks:
+            talk.opened(self._timeout)
+            self._leave(talk.peer)
 
     def close(self) -> None:
         """Let go of all connections."""
@@ -85,11 +83,6 @@ class _Pair:
         self.other = 1 - rank
         self.sent = self.received = 0
 
-    def say(self, word: int) -> _Word:
-        """Exchange a word."""
-        said, heard = torch.tensor([word], dtype=torch.uint8), torch.empty(1, dtype=torch.uint8)
-        return _Word(self.send(said), self.receive(heard), said, heard)
-
     def send(self, tensor: Tensor) -> Any:
         """Send bytes; they must stay as they are until the work is done."""
         self.sent += 1
@@ -101,12 +94,35 @@ class _Pair:
         return self.group.recv([tensor], self.other, self.received)
 
 
-class _Word:
-    def __init__(self, sent: Any, received: Any, *tensors: Tensor) -> None:
-        self._works, self._tensors = (sent, received), tensors
+class _Talk:
+    """One exchange of a pair, under way."""
 
-    def heard(self, timeout: timedelta) -> int:
-        """What the other said."""
-        for work in self._works:
+    def __init__(self, peer: int, pair: _Pair, sends: list[Tensor], rooms: list[Tensor], word: int = GO) -> None:
+        self.peer = peer
+        self._said, self._heard = (torch.empty(1 + BLOCK_NBYTES, dtype=torch.uint8) for _ in range(2))
+        self._said[0] = word
+        # Both sides know how much goes each way, and so whether it is in the block.
+        self._inside = rooms if sum(map(len, rooms)) <= BLOCK_NBYTES else []
+        if sends and sum(map(len, sends)) <= BLOCK_NBYTES:
+            together = torch.cat(sends)
+            self._said[1 : 1 + len(together)] = together
+            sends = []
+        self._opening = [pair.send(self._said), pair.receive(self._heard)]
+        # Held until they are done.
+        self._tensors = sends
+        self._rest = [*map(pair.send, sends), *map(pair.receive, () if self._inside else rooms)]
+
+    def opened(self, timeout: timedelta) -> int:
+        """What the other said; waits for it."""
+        for work in self._opening:
             work.wait(timeout)
-        return int(self._tensors[1])
+        return int(self._heard[0])
+
+    def finish(self, timeout: timedelta) -> None:
+        """Wait for the data."""
+        for work in self._rest:
+            work.wait(timeout)
+        at = 1
+        for room in self._inside:
+            room.copy_(self._heard[at : at + len(room)])
+            at += len(room)
