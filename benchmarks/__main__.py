@@ -13,7 +13,7 @@ import torch
 
 import dtorch
 
-from . import add, decode, fsdp, layer, memory, planning, prefill, report, scalar
+from . import add, decode, fsdp, layer, memory, planning, prefill, processes, report, scalar
 from .figure import Figure
 from .setting import Setting
 
@@ -80,6 +80,7 @@ GROUPS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
     "prefill": prefill.figures,
     "memory": memory.figures,
     "fsdp": fsdp.figures,
+    "processes": processes.figures,
 }
 
 if __name__ == "__main__":

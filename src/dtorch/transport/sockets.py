@@ -75,8 +75,15 @@ class Hub:
         self._queue: deque[list[Any]] = deque()
         self.links = [Link(self, number) for number in range(workers)]
         self._watched: dict[int, Callable[[], None]] = {}
+        self._last: tuple[list[Instruction], list[Frame]] = [], []
         self._thread = threading.Thread(target=self._work, name="dtorch-hub", daemon=True)
         self._thread.start()
+
+    def encoded(self, first: int, batch: list[Instruction]) -> list[Frame]:
+        """The frames of a batch, which is encoded once where it goes to several workers in turn."""
+        if self._last[0] is not batch:
+            self._last = batch, encode_batch(first, batch)
+        return self._last[1]
 
     def send(self, frames: list[Any]) -> None:
         """Let the thread send frames, the first of which names the worker; from any thread."""
@@ -214,7 +221,7 @@ class Link:
                 reply.set_exception(error)
 
     def _send(self, kind: bytes, first: int, batch: list[Instruction], reply: Future[Reply] | None = None) -> None:
-        frames = [self._name, kind, *encode_batch(first, batch)]
+        frames = [self._name, kind, *self._hub.encoded(first, batch)]
         with self._changed:
             self._changed.wait_for(lambda: self._under_way < CREDITS or self._lost is not None)
             if self._lost is not None:
