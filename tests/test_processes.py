@@ -123,6 +123,22 @@ def test_devices_that_no_worker_hosts() -> None:
         dtorch.zeros(9, device_mesh=init_device_mesh("cuda", 2))
 
 
+@pytest.mark.usefixtures("processes")
+def test_an_interrupt_leaves_the_session_as_it_is() -> None:
+    mesh = init_device_mesh("cpu", 3)
+    x = dtorch.ones(6, device_mesh=mesh, placements=[Shard(0)])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for process in children():
+            process.send_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait(10)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (x + 1).sum().item() == 12
+
+
 def test_wrong_use() -> None:
     dtorch.shutdown()
     for workers, devices in (
@@ -176,16 +192,27 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     assert {p.name for p in Path(tempfile.gettempdir()).glob("dtorch-*")} <= files
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0", "import os; os.kill(os.getpid(), 9)"])
+ENDS = {
+    "": 0,
+    "raise SystemExit(3)": 3,
+    "1 / 0": 1,
+    "import os; os.kill(os.getpid(), 9)": -signal.SIGKILL,
+    # Ctrl-C, which all processes at a terminal get.
+    "import os, signal; signal.signal(2, signal.default_int_handler); os.killpg(0, 2)": -signal.SIGINT,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
 def test_an_environment_variable_is_enough_and_no_worker_outlives_its_client(end: str, tmp_path: Path) -> None:
     environment = {**os.environ, "DTORCH_WORKERS": "2", "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     script = SMALL + "import psutil\nprint(*[p.pid for p in psutil.Process().children()], flush=True)\n" + end
-    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, start_new_session=True)
     total, workers = ran.stdout.splitlines()
     assert total == "21.0" and len(workers.split()) == 2
     for worker in map(int, workers.split()):
         if psutil.pid_exists(worker):
             psutil.wait_procs([psutil.Process(worker)], timeout=30)
         assert not psutil.pid_exists(worker)
-    assert ran.returncode == {"": 0, "1 / 0": 1, "raise SystemExit(3)": 3}.get(end, -signal.SIGKILL)
+    assert ran.returncode == ENDS[end]
     assert not list(tmp_path.glob("dtorch-*"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -38,6 +39,8 @@ class Task(msgspec.Struct, frozen=True):
 
 def main() -> None:
     """Be a worker."""
+    # Ctrl-C at a terminal goes to all processes there. It is the client's to act on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
     threading.Thread(target=_end_with_parent, args=(task.rendezvous,), name="dtorch-parent", daemon=True).start()
     torch.set_num_threads(task.threads)
