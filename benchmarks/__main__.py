@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("--device cuda: this machine has no CUDA device", file=sys.stderr)
         return 2
     warnings.filterwarnings("ignore", module="transformers")
-    setting = Setting(device=given.device, threads=given.threads, worker=given.worker, quick=given.quick)
+    setting = Setting(device=given.device, threads=given.threads, quick=given.quick)
     setting.start()
     about = report.machine(setting)
     figures, failed = measure(given.only or list(GROUPS), setting)
@@ -67,7 +67,6 @@ def arguments(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--json", type=Path, default=LATEST, help="where to write the figures (benchmarks/results/latest.json)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device type of both sides")
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch's operators on both sides")
-    parser.add_argument("--worker", choices=("inline", "thread"), default="inline", help="how the embedded worker runs")
     return parser.parse_args(argv)
 
 

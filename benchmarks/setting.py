@@ -26,20 +26,18 @@ class Setting:
     Attributes:
         device: device type of both sides.
         threads: threads of PyTorch's operators, equal on both sides since both run in this process.
-        worker: how the embedded worker runs, ``"inline"`` or ``"thread"``.
         quick: few repetitions, to see that everything works.
     """
 
     device: str = "cpu"
     threads: int = 1
-    worker: str = "inline"
     quick: bool = False
 
     def start(self) -> None:
         """Fix threads and seed, and start a session that holds the largest mesh."""
         torch.set_num_threads(self.threads)
         torch.manual_seed(SEED)
-        dtorch.init(simulate={self.device: MOST_DEVICES} if self.device != "cpu" else None, worker=self.worker)
+        dtorch.init(simulate={self.device: MOST_DEVICES} if self.device != "cpu" else None)
 
     def times(self, full: int, quick: int) -> int:
         """A number of repetitions."""

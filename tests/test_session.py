@@ -1,4 +1,4 @@
-"""The same program means the same over every transport: results, order, futures and errors."""
+"""The same program means the same on an embedded worker and on processes: results, order, futures and errors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import dtorch
 from dtorch import Partial, Replicate, Shard
 
 
-@pytest.fixture(params=["inline", "thread"])
-def worker(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(params=[None, 2], ids=["embedded", "processes"], scope="module")
+def session(request: pytest.FixtureRequest) -> Iterator[None]:
     dtorch.shutdown()
-    dtorch.init(worker=request.param)
-    yield request.param
+    dtorch.init(workers=request.param)
+    yield
     dtorch.shutdown()
 
 
-def test_a_training_step(worker: str) -> None:
+def test_a_training_step(session: None) -> None:
     mesh = dtorch.init_device_mesh("cpu", (2, 3))
     x, w = torch.randn(7, 8), torch.randn(5, 8, requires_grad=True)
     placed = dtorch.Tensor(x, device_mesh=mesh, placements=[Shard(0), Replicate()])
@@ -30,7 +30,7 @@ def test_a_training_step(worker: str) -> None:
     torch.testing.assert_close(weight.grad.to_torch(), w.grad)
 
 
-def test_writes_are_seen_in_order(worker: str) -> None:
+def test_writes_are_seen_in_order(session: None) -> None:
     x = dtorch.zeros(6, device_mesh=dtorch.init_device_mesh("cpu", 4), placements=[Shard(0)])
     for i in range(100):
         x[i % 6] += i
@@ -40,7 +40,7 @@ def test_writes_are_seen_in_order(worker: str) -> None:
     assert torch.equal(x.to_torch(), expected)
 
 
-def test_random_numbers_are_plain_ones(worker: str) -> None:
+def test_random_numbers_are_plain_ones(session: None) -> None:
     mesh = dtorch.init_device_mesh("cpu", 3)
     torch.manual_seed(3)
     expected = (torch.randn(5), torch.rand(2, 2))
@@ -49,7 +49,7 @@ def test_random_numbers_are_plain_ones(worker: str) -> None:
     assert all(torch.equal(g.to_torch(), e) for g, e in zip(got, expected, strict=True))
 
 
-def test_an_error_names_the_line_and_leaves_the_session_usable(worker: str) -> None:
+def test_an_error_names_the_line_and_leaves_the_session_usable(session: None) -> None:
     x = dtorch.arange(4, device_mesh=dtorch.init_device_mesh("cpu", 2), placements=[Shard(0)])
     bad = x // dtorch.zeros(4, dtype=torch.int64, device_mesh=x.device_mesh)
     with pytest.raises(dtorch.RemoteError) as caught:
@@ -58,17 +58,11 @@ def test_an_error_names_the_line_and_leaves_the_session_usable(worker: str) -> N
     assert x.sum().item() == 6
 
 
-def test_futures(worker: str) -> None:
+def test_futures(session: None) -> None:
     x = dtorch.Tensor(torch.ones(3), device_mesh=dtorch.init_device_mesh("cpu", 2), placements=[Partial()])
     future = (x * 2).to_torch_async()
     assert future.wait(timeout=30) and future.is_ready()
     assert torch.equal(future.get(), torch.full((3,), 2.0))
-
-
-def test_an_unknown_worker_is_refused() -> None:
-    dtorch.shutdown()
-    with pytest.raises(dtorch.UsageError, match="worker='fork'"):
-        dtorch.init(worker="fork")
 
 
 def test_one_session_at_a_time() -> None:

@@ -21,13 +21,11 @@ from .core.mesh import DeviceMesh
 from .core.program import MeshInfo
 from .tensor import client as clients
 from .tensor.client import Client
-from .transport.inprocess import InlineTransport, ThreadTransport
+from .transport.inprocess import InlineTransport
 from .transport.sockets import Hub, Link
 from .worker.devices import Devices
 from .worker.executor import Executor
 from .worker.process import Task
-
-_TRANSPORTS = {"inline": InlineTransport, "thread": ThreadTransport}
 
 
 def init(
@@ -35,7 +33,6 @@ def init(
     workers: int | None = None,
     devices: Mapping[str, Sequence[int]] | None = None,
     simulate: Mapping[str, int] | None = None,
-    worker: str = "inline",
 ) -> Client:
     """Start a session: worker processes on this machine, or an embedded one, with one worker in this process.
 
@@ -47,16 +44,10 @@ def init(
         devices: by device type how many logical devices each of them hosts, e.g. ``{"cpu": [3, 3, 2]}``; when omitted, ids are
             dealt out in turn.
         simulate: logical devices by type that share one physical device, e.g. ``{"cuda": 8}``. A CPU mesh needs none.
-        worker: ``"inline"`` runs batches in the caller's thread, ``"thread"`` in a thread of their own. The results,
-            their order and the errors are the same. PyTorch has one default dtype for the whole process, so with a thread
-            change it only while no operator is under way: after a value was read.
 
     Raises:
-        UsageError: a session is running already, or an unknown kind of worker.
+        UsageError: a session is running already, or the arguments make none.
     """
-    if worker not in _TRANSPORTS:
-        rule = f"an embedded worker is one of {tuple(_TRANSPORTS)}"
-        raise UsageError(four_parts(f"worker={worker!r}", rule, "dtorch.init", "use one of these"))
     if clients.running() is not None:
         raise UsageError(
             four_parts(
@@ -66,10 +57,10 @@ def init(
                 "call dtorch.shutdown() first; its tensors' data is released then",
             )
         )
-    if workers is not None and (simulate or worker != "inline"):
-        given, rule = f"workers={workers!r} with simulate= or worker=", "these are of an embedded session"
+    if workers is not None and simulate:
+        given, rule = f"workers={workers!r} with simulate=", "simulated devices are of an embedded session"
         raise UsageError(four_parts(given, rule, "dtorch.init", "give devices= to say how many devices each process hosts"))
-    client = _embedded(simulate, worker) if workers is None else _processes(workers, devices)
+    client = _embedded(simulate) if workers is None else _processes(workers, devices)
     clients.set_current(client)
     return client
 
@@ -87,9 +78,9 @@ def session() -> Client:
     return clients.current_client()
 
 
-def _embedded(simulate: Mapping[str, int] | None = None, worker: str = "inline") -> Client:
+def _embedded(simulate: Mapping[str, int] | None = None) -> Client:
     devices = Devices(simulate)
-    service = Service(_TRANSPORTS[worker](Executor(devices)), check_mesh=devices.check_mesh)
+    service = Service(InlineTransport(Executor(devices)), check_mesh=devices.check_mesh)
 
     def check(mesh: DeviceMesh | MeshInfo) -> None:
         service.check_mesh(mesh.device_type, mesh.ids)

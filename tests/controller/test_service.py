@@ -9,7 +9,8 @@ import pytest
 from dtorch.controller.service import Service
 from dtorch.core.errors import MeshError, SessionClosedError
 from dtorch.core.program import Fetch, Free, Sink
-from dtorch.transport.inprocess import InlineTransport, ThreadTransport
+from dtorch.testing.thread import ThreadTransport
+from dtorch.transport.inprocess import InlineTransport
 from tests.transport.runners import Recorder
 from tests.worker.plans import ONE
 

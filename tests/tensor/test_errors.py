@@ -28,7 +28,8 @@ from dtorch import (
 )
 from dtorch.tensor import client as clients
 from dtorch.testing.sessions import own_session
-from dtorch.transport.inprocess import InlineTransport, ThreadTransport
+from dtorch.testing.thread import ThreadTransport
+from dtorch.transport.inprocess import InlineTransport
 from tests.sharding.harness import place, values
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no sharding rule:RuntimeWarning")

@@ -12,7 +12,7 @@ import torch
 import dtorch
 from dtorch import RemoteError, Shard, TensorFuture, init_device_mesh
 from dtorch.testing.sessions import own_session
-from dtorch.transport.inprocess import ThreadTransport
+from dtorch.testing.thread import ThreadTransport
 from dtorch.worker.executor import Executor
 
 MESH = init_device_mesh("cpu", 2)

@@ -12,7 +12,7 @@ import dtorch
 from dtorch import Partial, Replicate, Shard, init_device_mesh
 from dtorch.tensor.client import Client
 from dtorch.testing.sessions import own_session
-from dtorch.transport.inprocess import ThreadTransport
+from dtorch.testing.thread import ThreadTransport
 from dtorch.worker.executor import Executor
 from tests.sharding.harness import place, values
 

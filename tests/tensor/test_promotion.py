@@ -12,8 +12,6 @@ import torch
 import dtorch
 from dtorch import Partial, Replicate, Shard, init_device_mesh
 from dtorch.core.placements import Placement
-from dtorch.testing.sessions import own_session
-from dtorch.transport.inprocess import ThreadTransport
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
 MESH = init_device_mesh("cpu", 2)
@@ -137,19 +135,3 @@ def test_what_was_issued_before_a_change_of_the_default_dtype_runs_under_the_old
     assert torch.equal(double.to_torch(), torch.arange(4).double() / 3)
     assert torch.equal(late.to_torch(), torch.arange(4).double().sqrt())
     assert torch.equal((x / 3).to_torch(), single.to_torch())
-
-
-def test_a_worker_in_a_thread_leaves_the_default_dtype_to_the_client() -> None:
-    with own_session(transport=ThreadTransport):
-        x = dtorch.arange(8, device_mesh=MESH, placements=[Shard(0)])
-        try:
-            for dtype in (torch.float64, torch.float32) * 20:
-                (x + 1).tolist()
-                torch.set_default_dtype(dtype)
-                results = [x / 7 for _ in range(20)]
-                dtorch.session().flush()
-                for _ in range(50):
-                    assert torch.get_default_dtype() is dtype
-                assert all(r.to_torch().dtype == dtype for r in results)
-        finally:
-            torch.set_default_dtype(torch.float32)

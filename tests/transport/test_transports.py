@@ -10,8 +10,9 @@ import pytest
 
 from dtorch.core.errors import InternalError
 from dtorch.core.program import Barrier, Call, Calls, Fetch, Free, PendingReply
+from dtorch.testing.thread import ThreadTransport
 from dtorch.transport.base import Runner, Transport
-from dtorch.transport.inprocess import InlineTransport, ThreadTransport
+from dtorch.transport.inprocess import InlineTransport
 from dtorch.transport.messages import EncodedTransport
 from tests.transport.runners import Broken, Gated, Recorder
 from tests.worker.plans import ONE

@@ -17,9 +17,9 @@ from ..core.grid import Here
 from ..core.hosting import Hosting
 from ..tensor import client as clients
 from ..tensor.client import Client
-from ..transport.inprocess import ThreadTransport
 from ..transport.messages import EncodedTransport
 from ..worker.executor import Executor
+from .thread import ThreadTransport
 
 PATIENCE_S = 60.0
 """How long a worker waits for another before it is taken to be lost."""
