@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import dtorch
-from dtorch import MeshError, Partial, RemoteError, Replicate, Shard, UsageError, WorkerLost, init_device_mesh
+from dtorch import MeshError, Partial, RemoteError, Replicate, SessionClosedError, Shard, UsageError, WorkerLost, init_device_mesh
 from tests.models.zoo import MODELS, VOCABULARY, assert_same_training, llama, mixtral, without_dropout
 from tests.worker.test_workers import picky
 
@@ -38,8 +38,13 @@ def processes() -> Iterator[None]:
     dtorch.shutdown()
 
 
-def children(of: int | None = None) -> list[psutil.Process]:
-    return [p for p in psutil.Process(of).children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+def children() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def started(before: set[int]) -> list[psutil.Process]:
+    """The workers among the processes that were not there before."""
+    return [p for p in children() if p.pid not in before and "dtorch.worker.process" in " ".join(p.cmdline())]
 
 
 @pytest.mark.usefixtures("processes")
@@ -164,7 +169,7 @@ def test_a_worker_that_dies_is_told_at_once(waits: bool) -> None:
     mesh = init_device_mesh("cpu", 2)
     x = dtorch.ones(4, device_mesh=mesh, placements=[Shard(0)])
     assert x.sum().item() == 4
-    (worker, _) = sorted((p for p in children() if p.pid not in before), key=lambda p: p.pid)
+    worker = sorted(started(before), key=lambda p: p.pid)[0]
     if waits:
         # The client waits for a worker that waits.
         worker.suspend()
@@ -172,7 +177,7 @@ def test_a_worker_that_dies_is_told_at_once(waits: bool) -> None:
         timer.start()
     else:
         worker.kill()
-    with pytest.raises(WorkerLost, match=rf"process {worker.pid}\), which hosts devices 0, 2, ..., was ended by signal 9"):
+    with pytest.raises(WorkerLost, match=rf"process {worker.pid} on .*, which hosts devices 0, 2, ..., was ended by signal 9"):
         while True:
             x.sum().item()
     if waits:
@@ -184,11 +189,11 @@ def test_a_worker_that_dies_is_told_at_once(waits: bool) -> None:
 def test_nothing_is_left(tmp_path: Path) -> None:
     dtorch.shutdown()
     files = {p.name for p in Path(tempfile.gettempdir()).glob("dtorch-*")}
-    before = len(children())
+    before = {p.pid for p in children()}
     dtorch.init(workers=2)
-    assert len(children()) == before + 2
+    assert len(started(before)) == 2
     dtorch.shutdown()
-    assert len(children()) == before
+    assert {p.pid for p in children()} == before
     assert {p.name for p in Path(tempfile.gettempdir()).glob("dtorch-*")} <= files
 
 
@@ -205,14 +210,35 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS)
 def test_an_environment_variable_is_enough_and_no_worker_outlives_its_client(end: str, tmp_path: Path) -> None:
     environment = {**os.environ, "DTORCH_WORKERS": "2", "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    script = SMALL + "import psutil\nprint(*[p.pid for p in psutil.Process().children()], flush=True)\n" + end
+    script = SMALL + "import psutil\nprint(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)\n" + end
     command = [sys.executable, "-c", script]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, start_new_session=True)
     total, workers = ran.stdout.splitlines()
-    assert total == "21.0" and len(workers.split()) == 2
+    assert total == "21.0" and len(workers.split()) == 3
     for worker in map(int, workers.split()):
         if psutil.pid_exists(worker):
             psutil.wait_procs([psutil.Process(worker)], timeout=30)
         assert not psutil.pid_exists(worker)
     assert ran.returncode == ENDS[end]
     assert not list(tmp_path.glob("dtorch-*"))
+
+
+def test_the_survivors_go_on_after_a_reset() -> None:
+    dtorch.shutdown()
+    before = {p.pid for p in children()}
+    dtorch.init(workers=3)
+    mesh = init_device_mesh("cpu", 3)
+    x = dtorch.ones(6, device_mesh=mesh, placements=[Shard(0)])
+    assert x.sum().item() == 6
+    first = {p.pid: p for p in started(before)}
+    lost = min(first)
+    first[lost].kill()
+    with pytest.raises(WorkerLost):
+        while True:
+            x.sum().item()
+    dtorch.session().reset()
+    assert dtorch.ones(6, device_mesh=mesh, placements=[Shard(0)]).sum().item() == 6
+    assert {p.pid for p in started(before)} & set(first) == set(first) - {lost}
+    with pytest.raises(SessionClosedError):
+        (x + 1).to_torch()
+    dtorch.shutdown()

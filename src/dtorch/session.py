@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from subprocess import Popen
 from typing import Any
 
-import msgspec
 import torch
 
-from .cluster.local import START_S, LocalProcesses
+from .cluster.connection import Connection, own
 from .controller.service import Service
-from .core.errors import InternalError, MeshError, UsageError, WorkerLost, four_parts
+from .core.errors import MeshError, UsageError, four_parts
 from .core.hosting import Hosting
 from .core.mesh import DeviceMesh
 from .core.program import MeshInfo
 from .tensor import client as clients
 from .tensor.client import Client
+from .transport.base import Each
 from .transport.inprocess import InlineTransport
-from .transport.sockets import Hub, Link
 from .worker.devices import Devices
 from .worker.executor import Executor
-from .worker.process import Task
 
 
 def init(
@@ -80,29 +76,19 @@ def session() -> Client:
 
 def _embedded(simulate: Mapping[str, int] | None = None) -> Client:
     devices = Devices(simulate)
-    service = Service(InlineTransport(Executor(devices)), check_mesh=devices.check_mesh)
+    service = Service(Each(InlineTransport(Executor(devices))), check_mesh=devices.check_mesh)
 
     def check(mesh: DeviceMesh | MeshInfo) -> None:
         service.check_mesh(mesh.device_type, mesh.ids)
 
-    return Client(service, check, synchronous=_synchronous())
+    return Client(service, check, partial(_again, partial(_embedded, simulate)), _synchronous())
 
 
 def _synchronous() -> bool:
     return os.environ.get("DTORCH_SYNC", "0") not in ("", "0")
 
 
-def _lose(link: Link, number: int, process: Popen[bytes], hosting: Hosting, service: Service) -> None:
-    """A worker process has ended: whoever waits for it or calls it is told."""
-    code = process.wait()
-    how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with status {code}"
-    given = f"worker {number} (process {process.pid}), which hosts {hosting.told(number)}, {how}"
-    rule, where = "a session needs all its workers", f"the last instructions were\n{service.state.story()}"
-    remedy = "call dtorch.shutdown() and start again from what you saved; its standard error may say more"
-    link.lose(WorkerLost(four_parts(given, rule, where, remedy)))
-
-
-def _hosting(workers: Any, counts: Mapping[str, Sequence[int]]) -> Hosting:
+def _check_wanted(workers: Any, counts: Mapping[str, Sequence[int]]) -> None:
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
         given, rule = f"workers={workers!r}", "a session has at least one worker"
         raise UsageError(four_parts(given, rule, "dtorch.init or DTORCH_WORKERS", "give a positive number of processes"))
@@ -110,7 +96,6 @@ def _hosting(workers: Any, counts: Mapping[str, Sequence[int]]) -> Hosting:
     if wrong:
         given, rule = f"devices={dict(counts)!r} for {workers} workers", "devices tells for a type how many each worker hosts"
         raise UsageError(four_parts(given, rule, "dtorch.init", f'give e.g. devices={{"cpu": {[2] * workers}}}'))
-    return Hosting(workers, {kind: list(n) for kind, n in counts.items()})
 
 
 def _check_hosted(hosting: Hosting, device_type: str, ids: Sequence[int]) -> None:
@@ -134,23 +119,31 @@ def _first_use() -> Client:
 
 def _processes(workers: Any, counts: Mapping[str, Sequence[int]] | None = None) -> Client:
     """A session of worker processes on this machine."""
-    hosting = _hosting(workers, counts or {})
-    hub, started = Hub(workers), LocalProcesses("dtorch.worker.process")
-    hub_public, public, secret = (part.decode() for part in (hub.key.hub_public, hub.key.worker_public, hub.key.worker_secret))
-    task = Task(hub.address, 0, hub_public, public, secret, hosting, started.place, torch.get_num_threads())
-    check = partial(_check_hosted, hosting)
-    service = Service(*hub.links, check_mesh=check, hosting=hosting, travels=True, then=(started.end, hub.close))
+    _check_wanted(workers, counts or {})
+    return _opened(own(workers), workers, counts or {})
+
+
+def _opened(connection: Connection, workers: int, counts: Mapping[str, Sequence[int]]) -> Client:
+    """The first session over a connection, which is closed where there will be none."""
     try:
-        for number, link in enumerate(hub.links):
-            process = started.start(msgspec.structs.replace(task, number=number))
-            hub.watch(os.pidfd_open(process.pid), partial(_lose, link, number, process, hosting, service))
-        for number, link in enumerate(hub.links):
-            if not link.await_start(START_S):
-                raise InternalError(f"worker process {number} did not start within {START_S:.0f} s")
+        return _begun(connection, workers, counts)
     except BaseException:
-        service.close()
+        connection.close()
         raise
-    return Client(service, lambda mesh: service.check_mesh(mesh.device_type, mesh.ids), synchronous=_synchronous())
+
+
+def _begun(connection: Connection, workers: int, counts: Mapping[str, Sequence[int]]) -> Client:
+    start = connection.begin(workers, counts, torch.get_num_threads())
+    service = Service(connection, partial(_check_hosted, start.hosting), start.hosting, travels=True)
+    connection.story = service.state.story
+    reset = partial(_again, partial(_begun, connection, workers, counts))
+    return Client(service, lambda mesh: service.check_mesh(mesh.device_type, mesh.ids), reset, _synchronous())
+
+
+def _again(begin: Callable[[], Client], client: Client) -> None:
+    """Another session in place of a client's."""
+    client.end()
+    clients.set_current(begin())
 
 
 clients.set_starter(_first_use)

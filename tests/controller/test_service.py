@@ -10,6 +10,7 @@ from dtorch.controller.service import Service
 from dtorch.core.errors import MeshError, SessionClosedError
 from dtorch.core.program import Fetch, Free, Sink
 from dtorch.testing.thread import ThreadTransport
+from dtorch.transport.base import Each
 from dtorch.transport.inprocess import InlineTransport
 from tests.transport.runners import Recorder
 from tests.worker.plans import ONE
@@ -18,7 +19,7 @@ from tests.worker.plans import ONE
 @pytest.mark.parametrize("transport", [InlineTransport, ThreadTransport])
 def test_batches_reach_the_worker_and_replies_come_back(transport: type) -> None:
     recorder = Recorder()
-    sink: Sink = Service(transport(recorder))
+    sink: Sink = Service(Each(transport(recorder)))
     sink.submit(0, [Free([1])])
     assert sink.request(0, [Fetch(2, ONE, [])]).result(10).result == [2, 2]
     sink.close()
@@ -35,7 +36,7 @@ USES: list[Callable[[Service], object]] = [
 @pytest.mark.parametrize("use", USES)
 def test_a_closed_service_refuses_and_says_what_to_do(use: Callable[[Service], object]) -> None:
     recorder = Recorder()
-    service = Service(InlineTransport(recorder))
+    service = Service(Each(InlineTransport(recorder)))
     service.close()
     service.close()
     assert recorder.closed == 1
@@ -48,8 +49,8 @@ def test_meshes_are_checked_on_the_client_side() -> None:
         if max(ids) > 3:
             raise MeshError(f"no {device_type} {max(ids)}")
 
-    service = Service(InlineTransport(Recorder()), check_mesh=check)
+    service = Service(Each(InlineTransport(Recorder())), check_mesh=check)
     service.check_mesh("cpu", [0, 3])
     with pytest.raises(MeshError, match="no cpu 4"):
         service.check_mesh("cpu", [4])
-    Service(InlineTransport(Recorder())).check_mesh("cuda", [9])
+    Service(Each(InlineTransport(Recorder()))).check_mesh("cuda", [9])

@@ -185,7 +185,7 @@ def test_results_are_freed_where_handing_over_raises(monkeypatch: pytest.MonkeyP
     client.request(Barrier())
     gc.collect()
     client.flush()
-    held = len(client.sink._transports[0]._runner.store)
+    held = len(client.sink._network.transports[0]._runner.store)
 
     def flush() -> None:
         raise RuntimeError("handed over")
@@ -196,7 +196,7 @@ def test_results_are_freed_where_handing_over_raises(monkeypatch: pytest.MonkeyP
             patch.setattr(client, "room", -1)
             call()
     client.flush()
-    assert len(client.sink._transports[0]._runner.store) == held
+    assert len(client.sink._network.transports[0]._runner.store) == held
 
 
 PROGRAM = """

@@ -1,54 +1,127 @@
-"""Worker processes on this machine."""
+"""The worker processes of this host: started, watched, and ended."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-START_S = 120.0
+from ..core.control import Task
+
 END_S = 10.0
+"""How long a worker may take to end before it is killed."""
+
+HASTY_S = 10.0
+"""A worker that ends sooner than this after its start has failed to start."""
+
+MOST_HASTY = 3
+"""How often in a row a worker may fail to start."""
 
 
-class LocalProcesses:
-    """Worker processes, one for each line that tells a worker what it is. Its owner calls ``end``."""
+def launch(module: str, task: msgspec.Struct, **options: object) -> subprocess.Popen[bytes]:
+    """Start ``main`` of a module of dtorch in a process, told by a line of JSON on its standard input.
 
-    def __init__(self, module: str) -> None:
-        self._module = module
-        self.directory = Path(tempfile.mkdtemp(prefix="dtorch-"))
-        self.processes: list[subprocess.Popen[bytes]] = []
+    Only the module and what it imports are loaded, and so not PyTorch where it does without.
+    """
+    # What this process can import, that one can: functions are pickled by the names of their modules.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    process = subprocess.Popen([sys.executable, "-c", _boot(module)], stdin=subprocess.PIPE, env=environment, **options)  # type: ignore[call-overload]
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(task) + b"\n")
+    process.stdin.flush()
+    return process
+
+
+def _boot(module: str) -> str:
+    root = str(Path(__file__).parents[1])
+    if module.startswith("dtorch.worker"):
+        return f"from {module} import main; main()"
+    package = f"import sys, types; p = types.ModuleType('dtorch'); p.__path__ = [{root!r}]; sys.modules['dtorch'] = p"
+    return f"{package}; from {module} import main; main()"
+
+
+class LocalWorkers:
+    """The workers of this host. One that ends is started anew; its name tells which time it is.
+
+    Args:
+        tasks: what each is told, less its name.
+        name: of this host among the others.
+        ended: called with the name of a worker, and how it ended.
+    """
+
+    def __init__(self, tasks: list[Task], name: str, ended: Callable[[str, str], None]) -> None:
+        self._tasks, self._name, self._ended = tasks, name, ended
+        self._directory = Path(tempfile.mkdtemp(prefix="dtorch-"))
+        self._times = [itertools.count() for _ in tasks]
+        self._hasty = [0] * len(tasks)
+        self._began = [0.0] * len(tasks)
+        self._names = [""] * len(tasks)
+        self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(tasks)
 
     @property
-    def place(self) -> str:
-        """A file through which the workers find each other."""
-        return str(self.directory / "rendezvous")
+    def count(self) -> int:
+        """How many there are when all are there."""
+        return len(self._tasks)
 
-    def start(self, task: msgspec.Struct) -> subprocess.Popen[bytes]:
-        """Start one more."""
-        # What this process can import, that one can: functions are pickled by the names of their modules.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-        command = [sys.executable, "-c", f"from {self._module} import main; main()"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(task) + b"\n")
-        process.stdin.flush()
-        self.processes.append(process)
-        return process
+    def start(self) -> None:
+        """Start all."""
+        for place in range(len(self._tasks)):
+            self._start(place)
 
-    def end(self) -> None:
-        """Wait for all to end, and end those that do not."""
-        for process in self.processes:
+    def reap(self) -> None:
+        """Tell which have ended, and start them anew."""
+        for place, process in enumerate(self._processes):
+            if process is not None and process.poll() is not None:
+                self._ended(self._names[place], how(process))
+                let_go(process)
+                self._processes[place] = None
+                hasty = time.monotonic() - self._began[place] < HASTY_S
+                self._hasty[place] = self._hasty[place] + 1 if hasty else 0
+                if self._hasty[place] < MOST_HASTY:
+                    self._start(place)
+
+    def kill(self, name: str) -> None:
+        """End a worker at once; it will be started anew."""
+        for process, own in zip(self._processes, self._names, strict=True):
+            if own == name and process is not None:
+                process.kill()
+
+    def end(self, kindly: bool) -> None:
+        """End all: those that were told to in some time, those that were not or are late at once."""
+        deadline = time.monotonic() + (END_S if kindly else 0)
+        for process in filter(None, self._processes):
             try:
-                process.wait(END_S)
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
-        for left in self.directory.iterdir():
-            left.unlink()
-        self.directory.rmdir()
+            let_go(process)
+        self._processes = [None] * len(self._tasks)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _start(self, place: int) -> None:
+        name = f"{self._name}.{place}.{next(self._times[place])}"
+        task = msgspec.structs.replace(self._tasks[place], name=name, rendezvous=str(self._directory))
+        self._names[place], self._began[place] = name, time.monotonic()
+        self._processes[place] = launch("dtorch.worker.process", task)
+
+
+def let_go(process: subprocess.Popen[bytes]) -> None:
+    """Close what a process that has ended was told through."""
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def how(process: subprocess.Popen[bytes]) -> str:
+    """How a process has ended, for people."""
+    code = process.returncode
+    return f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with status {code}"

@@ -10,7 +10,7 @@ from typing import Any
 from ..core.errors import SessionClosedError, four_parts
 from ..core.hosting import ALONE, Hosting
 from ..core.program import Instruction, PendingReply, Reply
-from ..transport.base import Transport
+from ..transport.base import Network
 from .state import BatchArrived, ControllerState, merged
 
 CheckMesh = Callable[[str, Sequence[int]], None]
@@ -20,28 +20,24 @@ class Service:
     """A ``Sink`` over workers.
 
     Args:
-        transports: the way to each worker, by number; closed with the service.
+        network: the way to the workers; closed with the service.
         check_mesh: raises MeshError for devices that the workers' machines do not have.
         hosting: which worker hosts which device.
         travels: whether instructions leave the process.
-        then: called in turn once all transports are closed.
     """
 
     def __init__(
         self,
-        *transports: Transport,
+        network: Network,
         check_mesh: CheckMesh | None = None,
         hosting: Hosting = ALONE,
         travels: bool = False,
-        then: Sequence[Callable[[], None]] = (),
     ) -> None:
-        assert len(transports) == hosting.workers
         self.state = ControllerState(hosting)
         self.travels = travels
-        self._transports = transports
+        self._network = network
         self._check_mesh = check_mesh
         self._closed = False
-        self._then = then
 
     def check_mesh(self, device_type: str, ids: Sequence[int]) -> None:
         """Check that logical devices exist, before anything is placed on them.
@@ -62,8 +58,7 @@ class Service:
         """
         self._check_open()
         for order in self.state.handle(BatchArrived(first, batch)):
-            for worker in order.workers:
-                self._transports[worker].submit(order.first, order.batch)
+            self._network.submit(order.workers, order.first, order.batch)
 
     def request(self, first: int, batch: list[Instruction]) -> PendingReply:
         """Send a batch and answer its last instruction, once every worker has.
@@ -74,17 +69,14 @@ class Service:
         self._check_open()
         replies: list[PendingReply] = []
         for order in self.state.handle(BatchArrived(first, batch)):
-            replies += [self._transports[worker].request(order.first, order.batch) for worker in order.workers]
+            replies += self._network.request(order.workers, order.first, order.batch)
         return replies[0] if len(replies) == 1 else Replies(replies)
 
     def close(self) -> None:
         """End the workers and release everything; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            for transport in self._transports:
-                transport.close()
-            for step in self._then:
-                step()
+            self._network.close()
 
     def _check_open(self) -> None:
         if self._closed:

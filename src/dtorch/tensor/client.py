@@ -58,11 +58,19 @@ class Client(Stream):
     Args:
         sink: where batches go.
         check_mesh: raises where the session has no such devices.
+        reset: begins another session in place of this one.
         synchronous: run every instruction before the next is issued (``DTORCH_SYNC=1``).
     """
 
-    def __init__(self, sink: Sink, check_mesh: Callable[[DeviceMesh | MeshInfo], None], synchronous: bool = False) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        check_mesh: Callable[[DeviceMesh | MeshInfo], None],
+        reset: Callable[[Client], None] | None = None,
+        synchronous: bool = False,
+    ) -> None:
         super().__init__()
+        self._reset = reset
         self.sink = sink
         self.check_mesh = check_mesh
         self.batch_limit = 1 if synchronous else BATCH
@@ -252,12 +260,28 @@ class Client(Stream):
                 return None if sites[at] is None else (sites[at], sites[at + 1])
         return None
 
+    def reset(self) -> None:
+        """Begin a new session on the workers that are there, after one was lost for one.
+
+        All tensors of this one are gone, and ``dtorch.session()`` is another client then.
+
+        Raises:
+            WorkerLost: there are not as many workers as this session had.
+        """
+        if self._reset is None:
+            rule, where = "a session is begun anew by what began it", "dtorch.session().reset()"
+            raise UsageError(four_parts("reset() of a client made by hand", rule, where, "make another one"))
+        self._reset(self)
+
+    def end(self) -> None:
+        """Its tensors are gone; what carries its instructions is left for another session."""
+        self.closed = True
+        self.take()
+
     def close(self) -> None:
         """End the session: workers release everything."""
-        if not self.closed:
-            self.closed = True
-            self.take()
-            self.sink.close()
+        self.end()
+        self.sink.close()
 
 
 def _text(define: DefinePlan) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 from ..controller.service import Service
 from ..tensor import client as clients
 from ..tensor.client import Client
-from ..transport.base import Transport
+from ..transport.base import Each, Transport
 from ..transport.inprocess import InlineTransport
 from ..worker.executor import Executor
 
@@ -24,7 +24,7 @@ def own_session(
         synchronous: each instruction has run before the next is issued.
     """
     before, worker = clients.running(), worker or Executor()
-    client = Client(Service(transport(worker)), lambda mesh: None, synchronous=synchronous)
+    client = Client(Service(Each(transport(worker))), lambda mesh: None, synchronous=synchronous)
     clients.set_current(client)
     try:
         yield client, worker

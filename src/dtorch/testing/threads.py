@@ -17,6 +17,7 @@ from ..core.grid import Here
 from ..core.hosting import Hosting
 from ..tensor import client as clients
 from ..tensor.client import Client
+from ..transport.base import Each
 from ..transport.messages import EncodedTransport
 from ..worker.executor import Executor
 from .thread import ThreadTransport
@@ -72,7 +73,7 @@ def threaded_session(workers: int, counts: dict[str, list[int]] | None = None) -
     hosting, lanes, before = Hosting(workers, counts or {}), Lanes(), clients.running()
     # Encoded, for otherwise workers would share the memory of what is put.
     ends = [EncodedTransport(ThreadTransport(Executor(here=Here(hosting, n), others=lanes.peers(n)))) for n in range(workers)]
-    client = Client(Service(*ends, hosting=hosting, travels=True), lambda mesh: None)
+    client = Client(Service(Each(*ends), hosting=hosting, travels=True), lambda mesh: None)
     clients.set_current(client)
     try:
         yield client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..core.program import Instruction, PendingReply, Reply
@@ -31,6 +32,40 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Let what was sent finish, then end; a second call does nothing."""
+
+
+class Network(Protocol):
+    """Carries batches to the workers of a session, which are numbered from 0."""
+
+    def submit(self, workers: Sequence[int], first: int, batch: list[Instruction]) -> None:
+        """Send a batch to some of them; may wait for credit when they are behind."""
+
+    def request(self, workers: Sequence[int], first: int, batch: list[Instruction]) -> list[PendingReply]:
+        """Send a batch whose last instruction each of them answers."""
+
+    def close(self) -> None:
+        """Let what was sent finish, then end; a second call does nothing."""
+
+
+class Each:
+    """A ``Network`` of one transport to each worker."""
+
+    def __init__(self, *transports: Transport) -> None:
+        self.transports = transports
+
+    def submit(self, workers: Sequence[int], first: int, batch: list[Instruction]) -> None:
+        """Send a batch."""
+        for worker in workers:
+            self.transports[worker].submit(first, batch)
+
+    def request(self, workers: Sequence[int], first: int, batch: list[Instruction]) -> list[PendingReply]:
+        """Send a batch whose last instruction is answered."""
+        return [self.transports[worker].request(first, batch) for worker in workers]
+
+    def close(self) -> None:
+        """Close all."""
+        for transport in self.transports:
+            transport.close()
 
 
 class Finished:

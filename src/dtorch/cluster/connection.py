@@ -1,0 +1,106 @@
+"""A client's way to a cluster: one of its own on this machine, or one that runs somewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from ..core.control import Hello, Start
+from ..core.errors import DTorchError, WorkerLost, four_parts
+from ..transport.trunk import Trunk
+from ..transport.wire import Key, Lock
+from .head import HeadTask
+from .local import END_S, how, launch, let_go
+from .node import VERSIONS
+
+START_S = 120.0
+"""How long workers may take to be there."""
+
+REMEDY = "read what you saved, call dtorch.session().reset() and go on from there on the workers that are left"
+
+
+class Connection:
+    """A ``Network``: a link to a cluster, over which runs one session after the other.
+
+    Args:
+        address: of the controller.
+        key: what lets in.
+        owned: a controller that ends with the link.
+
+    Attributes:
+        submit, request: see ``Network``.
+        story: tells what was last asked of the workers, for errors.
+    """
+
+    def __init__(self, address: str, key: Key, owned: subprocess.Popen[bytes] | None = None) -> None:
+        self._trunk = Trunk(address, f"client-{os.getpid()}", key, self._lost)
+        self.submit, self.request = self._trunk.submit, self._trunk.request
+        self.story: Callable[[], str] = str
+        self._address, self._owned = address, owned
+        self._start: Start | None = None
+        self._closed = False
+        if owned is not None:
+            threading.Thread(target=self._watch, args=(owned,), name="dtorch-controller", daemon=True).start()
+
+    def begin(self, wanted: int, counts: Mapping[str, Sequence[int]], threads: int) -> Start:
+        """Begin a session on so many workers, or all that are there; what is left of an earlier one ends.
+
+        Raises:
+            WorkerLost: there were not enough workers in time, or none.
+        """
+        given = {kind: list(n) for kind, n in counts.items()}
+        hello = Hello("client", f"client-{os.getpid()}", VERSIONS, [], wanted, given, threads)
+        try:
+            self._start = self._trunk.start(hello, START_S)
+        except TimeoutError:
+            text = f"{wanted or 'no'} workers were not there within {START_S:.0f} s"
+            rule, where = "a session begins when its workers are there", f"the cluster at {self._address}"
+            remedy = "look at what its agents print, and whether the address is the controller's"
+            raise WorkerLost(four_parts(text, rule, where, remedy)) from None
+        return self._start
+
+    def close(self) -> None:
+        """End the link, and the controller and its workers with it where they are ours; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._trunk.close(everything=self._owned is not None)
+        if self._owned is not None:
+            try:
+                self._owned.wait(2 * END_S)
+            except subprocess.TimeoutExpired:
+                self._owned.kill()
+                self._owned.wait()
+            let_go(self._owned)
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        self._trunk.lose(None, how(process))
+
+    def _lost(self, number: int | None, how: str) -> DTorchError:
+        rule, where = "a session needs all its workers", f"the last instructions were\n{self.story()}"
+        if number is None or self._start is None:
+            return WorkerLost(four_parts(f"the controller at {self._address} {how}", rule, where, REMEDY))
+        worker, hosting = self._start.workers[number], self._start.hosting
+        given = f"worker {number} (process {worker.pid} on {worker.host}), which hosts {hosting.told(number)}, {how}"
+        return WorkerLost(four_parts(given, rule, where, REMEDY))
+
+
+def own(workers: int) -> Connection:
+    """Start a controller with so many workers on this machine, which end with this process."""
+    lock = Lock.generate()
+    reading, writing = os.pipe()
+    parts = (lock.key.hub_public, lock.secret, lock.key.member_public, lock.key.member_secret)
+    task = HeadTask(workers, writing, *(part.decode() for part in parts))
+    process = launch("dtorch.cluster.head", task, pass_fds=(writing,))
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        address = answer.readline().strip()
+    if not address:
+        process.wait()
+        let_go(process)
+        rule, where = "the controller tells where it listens", "dtorch.init"
+        raise WorkerLost(four_parts(f"the controller {how(process)}", rule, where, "its standard error says more"))
+    return Connection(address, lock.key, process)

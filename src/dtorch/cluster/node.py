@@ -1,0 +1,160 @@
+"""What the head of a cluster and the agent of a host have in common: children, workers of their own, and what passes through."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ..core import control, program
+from ..core.control import (
+    CLOSE,
+    DONE,
+    END,
+    GONE,
+    HELLO,
+    READY,
+    REFUSED,
+    REPLY,
+    REQUEST,
+    SUBMIT,
+    Gone,
+    Head,
+    Hello,
+    Task,
+    check_versions,
+)
+from ..core.errors import ProtocolError
+from ..transport.relay import Frames, Relay
+from ..transport.wire import Key, body, headed
+from .local import LocalWorkers
+from .roster import Lease, Roster
+
+VERSIONS = [control.VERSION, program.VERSION]
+
+
+class Node:
+    """A process between the client and workers.
+
+    Args:
+        relay: its sockets.
+        name: its own among the others.
+        devices: for each worker that it is to start, how many devices of each type it hosts.
+        address: that others reach this host by.
+    """
+
+    def __init__(self, relay: Relay, key: Key, name: str, devices: Sequence[dict[str, int]], address: str) -> None:
+        self.relay, self.name = relay, name
+        self.roster = Roster()
+        self.lease: Lease | None = None
+        hub, public, secret = (part.decode() for part in (key.hub_public, key.member_public, key.member_secret))
+        parent = relay.address.replace("0.0.0.0", "127.0.0.1")
+        tasks = [Task(parent, "", socket.gethostname(), address, each, hub, public, secret, "") for each in devices]
+        self.own = LocalWorkers(tasks, name, self.worker_ended)
+
+    def run(self) -> None:
+        """Work until told to end."""
+        # A signal wakes the loop, which then looks what has ended.
+        signal.set_wakeup_fd(self.relay.wake_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self.relay.call(self.close))
+        self.own.start()
+        try:
+            self.relay.run(self, self.own.reap)
+        finally:
+            signal.set_wakeup_fd(-1)
+            self.own.end(kindly=False)
+            self.relay.close()
+
+    def close(self) -> None:
+        """End everything below, and then this."""
+        for child in self.roster.children:
+            self.relay.to_child(child, headed(Head(CLOSE)))
+        self.own.end(kindly=True)
+        self.relay.stop()
+
+    def from_child(self, child: str, head: Head, frames: Frames) -> None:
+        """See ``Handler``."""
+        if head.kind == HELLO:
+            self.came(child, self._greeted(child, frames))
+        elif head.kind == GONE:
+            self.worker_gone(body(frames, Gone))
+        elif self.lease is not None and head.epoch == self.lease.epoch:
+            self._of_the_session(self.lease, child, head, frames)
+
+    def from_parent(self, head: Head, frames: Frames) -> None:
+        """See ``Handler``."""
+
+    def _greeted(self, child: str, frames: Frames) -> Hello:
+        try:
+            hello: Hello = body(frames, Hello)
+            check_versions(f"{hello.role} {hello.name}", hello.versions, VERSIONS)
+        except ProtocolError as error:
+            self.relay.to_child(child, headed(Head(REFUSED), str(error)))
+            raise
+        return hello
+
+    def pass_down(self, head: Head, frames: Frames) -> None:
+        """Give a message of the session to those it is for."""
+        if self.lease is None or head.epoch != self.lease.epoch or head.kind not in (SUBMIT, REQUEST, END):
+            return
+        for child in self.lease.targets(head):
+            self.relay.to_child(child, frames)
+
+    def begin(self, lease: Lease, frames: Frames) -> None:
+        """Start a session."""
+        self.lease = lease
+        for child in lease.children:
+            self.relay.to_child(child, frames)
+
+    def came(self, child: str, hello: Hello) -> None:
+        """Someone has come."""
+        raise NotImplementedError
+
+    def pass_up(self, frames: Frames) -> None:
+        """Give a message of the session to whoever is above."""
+        raise NotImplementedError
+
+    def ready(self, lease: Lease, head: Head, frames: Frames) -> None:
+        """Workers are ready for the session."""
+        raise NotImplementedError
+
+    def worker_gone(self, gone: Gone) -> None:
+        """A worker has ended."""
+        raise NotImplementedError
+
+    def worker_ended(self, name: str, how: str) -> None:
+        """A worker of this host has ended."""
+        self.roster.remove(name)
+        self.worker_gone(Gone(name, how))
+
+    def _of_the_session(self, lease: Lease, child: str, head: Head, frames: Frames) -> None:
+        if head.kind == READY:
+            self.ready(lease, head, frames)
+            return
+        if head.kind == REPLY:
+            self.pass_up(frames)
+        if head.kind in (DONE, REPLY) and (head.kind == DONE or self.is_worker(child)):
+            least = lease.progressed(child, head.count)
+            if least is not None:
+                self.pass_up(headed(Head(DONE, lease.epoch, [], least)))
+
+    def is_worker(self, child: str) -> bool:
+        """Whether a child is a worker itself."""
+        return any(child == worker.name for _, worker in self.roster.workers)
+
+
+def end_with_parent(then: Any) -> None:
+    """Call ``then`` from a thread when the standard input ends, for then whoever started this process is gone."""
+
+    def wait() -> None:
+        # Below Python's buffer, which could not be closed while a thread reads.
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        then()
+
+    threading.Thread(target=wait, name="dtorch-parent", daemon=True).start()

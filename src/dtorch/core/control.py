@@ -1,0 +1,112 @@
+"""What the processes of a session tell each other beside instructions: who is there, who takes part, and who is gone.
+
+A message is a head and the frames of its body: one of the structs below, or a batch, or a reply.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .errors import ProtocolError, four_parts
+from .hosting import Hosting
+
+VERSION = 1
+"""Of this page. ``program.VERSION`` is that of the instructions."""
+
+# Towards the workers.
+START, SUBMIT, REQUEST, END, CLOSE, WELCOME, REFUSED, LOST = "start", "submit", "request", "end", "close", "welcome", "no", "lost"
+# Away from them.
+HELLO, READY, DONE, REPLY, GONE = "hello", "ready", "done", "reply", "gone"
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """What every message begins with.
+
+    Attributes:
+        kind: one of the names above.
+        epoch: the session that it belongs to; what is left of an earlier one is dropped.
+        workers: numbers of those it is for, or comes from; none for all.
+        count: of DONE, how many batches have run since the session began.
+    """
+
+    kind: str
+    epoch: int = 0
+    workers: list[int] = []
+    count: int = 0
+
+
+class WorkerInfo(msgspec.Struct, frozen=True):
+    """A worker process. Its devices are counted by type; none are counted where it hosts as many as are asked for."""
+
+    name: str
+    host: str
+    pid: int
+    address: str
+    devices: dict[str, int] = {}
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """Someone has come.
+
+    Attributes:
+        role: ``client``, ``agent`` or ``worker``.
+        versions: of this page and of the instructions.
+        workers: of an agent, those of its host; of a worker, itself.
+        wanted: of a client, how many workers it needs; 0 for all that are there.
+        counts: of a client, the devices of each worker, where they are not the workers' own.
+        threads: of a client, how many threads operators are to use.
+    """
+
+    role: str
+    name: str
+    versions: list[int]
+    workers: list[WorkerInfo] = []
+    wanted: int = 0
+    counts: dict[str, list[int]] = {}
+    threads: int = 1
+
+
+class Start(msgspec.Struct, frozen=True):
+    """A session begins: who takes part, by number, and who hosts what."""
+
+    workers: list[WorkerInfo]
+    hosting: Hosting
+    threads: int
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """A worker has ended, or is taken to have."""
+
+    worker: str
+    how: str
+
+
+def check_versions(name: str, theirs: list[int], ours: list[int]) -> None:
+    """Two parts that speak alike.
+
+    Raises:
+        ProtocolError: they do not; it names both.
+    """
+    if theirs != ours:
+        given = f"{name} speaks versions {theirs} (messages, instructions)"
+        rule = f"all parts of a cluster speak alike; this one speaks versions {ours}"
+        raise ProtocolError(four_parts(given, rule, "where it joins", "install the same dtorch everywhere"))
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What a worker process is told as it starts, by a line of JSON on its standard input.
+
+    Attributes:
+        parent: the address of whoever started it.
+        rendezvous: a place where the workers of a host find each other.
+    """
+
+    parent: str
+    name: str
+    host: str
+    address: str
+    devices: dict[str, int]
+    hub_public: str
+    member_public: str
+    member_secret: str
+    rendezvous: str

@@ -1,0 +1,201 @@
+"""The client's end of a session: one link over which batches go to all workers, and their replies come back.
+
+A thread owns the socket. What it is to send comes to it through a queue.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import zmq
+
+from ..core.control import CLOSE, DONE, END, HELLO, LOST, REFUSED, REPLY, REQUEST, SUBMIT, WELCOME, Head, Hello, Start
+from ..core.errors import InternalError, ProtocolError
+from ..core.program import Instruction, PendingReply, Reply
+from .frames import Frame
+from .messages import decode_reply, encode_batch
+from .wire import LINGER_MS, Key, body, connect, headed, parsed
+
+CREDITS = 64
+"""Batches that may be under way before ``submit`` waits."""
+
+CREDIT_NBYTES = 256 << 20
+"""Bytes that may be under way before ``submit`` waits, beside one batch of any size."""
+
+
+class Trunk:
+    """A ``Network`` to the workers of a session, through whoever listens at an address.
+
+    Args:
+        lost: makes the error for a worker that is gone, of its number (None for the listener itself) and how it went.
+    """
+
+    def __init__(self, address: str, name: str, key: Key, lost: Callable[[int | None, str], BaseException]) -> None:
+        self._context = zmq.Context()
+        self._socket = connect(self._context, address, name, key)
+        self._make_lost = lost
+        self._wake_in, self._wake_out = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
+        self._wake_in.bind("inproc://wake")
+        self._wake_out.connect("inproc://wake")
+        self._waking = threading.Lock()
+        self._queue: deque[list[Any]] = deque()
+        self._flow = Flow(0, 0)
+        self._welcome: Future[Start] = Future()
+        self._thread = threading.Thread(target=self._work, name="dtorch-trunk", daemon=True)
+        self._thread.start()
+
+    def start(self, hello: Hello, timeout_s: float) -> Start:
+        """Begin a session; what is left of an earlier one ends.
+
+        Raises:
+            TimeoutError: there were not enough workers in time.
+            ProtocolError: it was refused.
+        """
+        self._flow.lose(InternalError("the session was started anew"))
+        self._welcome = Future()
+        self._push(headed(Head(HELLO), hello))
+        started = self._welcome.result(timeout_s)
+        return started
+
+    def submit(self, workers: Sequence[int], first: int, batch: list[Instruction]) -> None:
+        """Send a batch to some workers; waits while they are far behind."""
+        self._send(SUBMIT, workers, encode_batch(first, batch))
+
+    def request(self, workers: Sequence[int], first: int, batch: list[Instruction]) -> list[PendingReply]:
+        """Send a batch whose last instruction each of the workers answers."""
+        replies: list[Future[Reply]] = [Future() for _ in workers]
+        for reply in replies:
+            reply.set_running_or_notify_cancel()
+        self._send(REQUEST, workers, encode_batch(first, batch), replies)
+        return list(replies)
+
+    def close(self, everything: bool = False) -> None:
+        """End the link, and with ``everything`` the listener and all workers as well."""
+        self._push(headed(Head(CLOSE if everything else END, self._flow.epoch)))
+        self._push([])
+        self._thread.join()
+        self._context.destroy(LINGER_MS)
+
+    def lose(self, worker: int | None, how: str) -> None:
+        """Whoever waits or calls is told that a worker, or the listener, is gone."""
+        why = self._make_lost(worker, how)
+        self._flow.lose(why)
+        if not self._welcome.done():
+            self._welcome.set_exception(why)
+
+    def _send(self, kind: str, workers: Sequence[int], frames: list[Frame], replies: Sequence[Future[Reply]] = ()) -> None:
+        flow = self._flow
+        everyone = len(workers) == flow.workers
+        head = headed(Head(kind, flow.epoch, [] if everyone else list(workers)))
+        nbytes = sum(len(frame) for frame in frames)
+        flow.sending(workers, nbytes, replies, lambda: self._push([*head, *frames]))
+
+    def _push(self, frames: list[Any]) -> None:
+        self._queue.append(frames)
+        with self._waking:
+            self._wake_out.send(b"")
+
+    def _work(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake_in, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._wake_in in ready:
+                self._wake_in.recv()
+                while self._queue:
+                    frames = self._queue.popleft()
+                    if not frames:
+                        return
+                    self._socket.send_multipart(frames, copy=False)
+            if self._socket in ready:
+                frames = self._socket.recv_multipart(copy=False)
+                self._handle(parsed(frames[0]), frames)
+
+    def _handle(self, head: Head, frames: list[zmq.Frame]) -> None:
+        if head.kind == WELCOME:
+            start = body(frames, Start)
+            self._flow = Flow(head.epoch, len(start.workers))
+            self._welcome.set_result(start)
+        elif head.kind == REFUSED:
+            self._welcome.set_exception(ProtocolError(body(frames, str)))
+        elif head.epoch != self._flow.epoch:
+            return
+        elif head.kind == DONE:
+            self._flow.done(head.count)
+        elif head.kind == REPLY:
+            self._flow.answered(head.workers[0], [f.buffer for f in frames[1:]])
+        elif head.kind == LOST:
+            self.lose(head.workers[0], body(frames, str))
+
+
+class Flow:
+    """What is under way to the workers of one session."""
+
+    def __init__(self, epoch: int, workers: int) -> None:
+        self.epoch, self.workers = epoch, workers
+        self._changed = threading.Condition()
+        self._sent = [0] * workers
+        self._done = 0
+        # Sizes of batches that count for more than one credit, with the number that has to be done first.
+        self._heavy: deque[tuple[int, int]] = deque()
+        self._waiting: list[deque[Future[Reply]]] = [deque() for _ in range(workers)]
+        self._lost: BaseException | None = None
+
+    def sending(self, workers: Sequence[int], nbytes: int, replies: Sequence[Future[Reply]], push: Callable[[], None]) -> None:
+        """Send a batch as soon as there is credit.
+
+        Raises:
+            What ``lose`` was given.
+        """
+        with self._changed:
+            self._changed.wait_for(self._may_send)
+            if self._lost is not None:
+                raise self._lost
+            for worker in workers:
+                self._sent[worker] += 1
+            if nbytes > CREDIT_NBYTES // CREDITS:
+                self._heavy.append((self._sent[workers[0]], nbytes))
+            for worker, reply in zip(workers, replies, strict=bool(replies)):
+                self._waiting[worker].append(reply)
+            push()
+
+    def done(self, count: int) -> None:
+        """All workers have run so many batches."""
+        with self._changed:
+            self._done = count
+            while self._heavy and self._heavy[0][0] <= count:
+                self._heavy.popleft()
+            self._changed.notify_all()
+
+    def answered(self, worker: int, frames: Sequence[Frame]) -> None:
+        """A worker has answered the earliest request that it has not."""
+        with self._changed:
+            # Of workers that were given up nobody waits for answers.
+            reply = self._waiting[worker].popleft() if self._waiting[worker] else None
+        if reply is not None:
+            try:
+                reply.set_result(decode_reply(frames))
+            except Exception as error:
+                reply.set_exception(error)
+
+    def lose(self, why: BaseException) -> None:
+        """Nothing will come any more, and nothing may be sent."""
+        with self._changed:
+            self._lost = self._lost or why
+            waiting = [reply for queue in self._waiting for reply in queue]
+            for queue in self._waiting:
+                queue.clear()
+            self._changed.notify_all()
+        for reply in waiting:
+            reply.set_exception(why)
+
+    def _may_send(self) -> bool:
+        if self._lost is not None:
+            return True
+        light = max(self._sent, default=0) - self._done < CREDITS
+        return light and sum(nbytes for _, nbytes in self._heavy) < CREDIT_NBYTES

@@ -1,0 +1,210 @@
+"""Batches over sockets, through a node that passes them on: in order, with credits, and only for those who have the key."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from dtorch.cluster.head import Controller
+from dtorch.cluster.node import VERSIONS
+from dtorch.core.control import CLOSE, HELLO, Head, Hello, Start, WorkerInfo
+from dtorch.core.errors import InternalError, ProtocolError
+from dtorch.core.program import Barrier, Fetch, Free
+from dtorch.transport.line import Line
+from dtorch.transport.relay import Relay
+from dtorch.transport.trunk import CREDITS, Trunk
+from dtorch.transport.wire import Key, Lock, connect, headed
+from tests.transport.runners import Gated, Recorder
+from tests.worker.plans import ONE
+
+WAIT_S = 20.0
+
+
+class Cluster:
+    """A controller in a thread, and whoever joins it."""
+
+    def __init__(self) -> None:
+        self.lock = Lock.generate()
+        self.relay = Relay(self.lock, "tcp://127.0.0.1:*")
+        self.controller = Controller(self.relay, self.lock.key, "test", [], "127.0.0.1")
+        self.threads = [threading.Thread(target=self.relay.run, args=(self.controller, lambda: None))]
+        self.threads[0].start()
+        self.trunks: list[Trunk] = []
+        self.names: list[str] = []
+
+    def worker(self, place: int, runner: Any) -> None:
+        name = f"test.{place}.0"
+        hello = Hello("worker", name, VERSIONS, [WorkerInfo(name, "here", 1, "127.0.0.1")])
+        self.names.append(name)
+        line = Line(self.relay.address, hello, self.lock.key, lambda *_: _runner(runner))
+        self.threads.append(threading.Thread(target=line.serve))
+        self.threads[-1].start()
+
+    def client(self, name: str = "client", workers: int = 0) -> tuple[Trunk, Start]:
+        trunk = Trunk(self.relay.address, name, self.lock.key, lambda number, how: InternalError(f"{number} {how}"))
+        self.trunks.append(trunk)
+        return trunk, trunk.start(Hello("client", name, VERSIONS, wanted=workers), WAIT_S)
+
+    def end(self) -> None:
+        for trunk in self.trunks:
+            trunk.close()
+        # Those that were said to be gone are here all the same.
+        self.relay.call(lambda: [self.relay.to_child(name, headed(Head(CLOSE))) for name in self.names])
+        self.relay.call(self.controller.close)
+        for thread in self.threads:
+            thread.join(WAIT_S)
+        self.relay.close()
+
+
+def _runner(given: Any) -> Any:
+    """The one given, or a new one in a list of all."""
+    if isinstance(given, list):
+        given.append(Recorder())
+        return given[-1]
+    return given
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    made.end()
+
+
+def test_each_worker_gets_its_batches_in_order(cluster: Cluster) -> None:
+    recorders = [Recorder(), Recorder(), Recorder()]
+    for place in (2, 0, 1):
+        cluster.worker(place, recorders[place])
+    trunk, start = cluster.client(workers=3)
+    assert [worker.name for worker in start.workers] == ["test.0.0", "test.1.0", "test.2.0"]
+    sent: list[list[Any]] = [[], [], []]
+    for n in range(3 * CREDITS):
+        # To all, and to each its own, as what is put.
+        for workers in [(0, 1, 2)] if n % 2 else [(0,), (1,), (2,)]:
+            trunk.submit(workers, n, [Free([n + workers[0]])])
+            for worker in workers:
+                sent[worker].append((n, [Free([n + workers[0]])]))
+    replies = trunk.request((0, 1, 2), 7, [Barrier(), Fetch(5, ONE, [])])
+    assert [reply.result(WAIT_S).result for reply in replies] == [[5, 3 * CREDITS + 1]] * 3
+    for recorder, batches in zip(recorders, sent, strict=True):
+        assert recorder.batches == [*batches, (7, [Barrier(), Fetch(5, ONE, [])])]
+
+
+def test_credits_hold_the_client_back(cluster: Cluster) -> None:
+    gated, ahead = Gated(), threading.Semaphore(0)
+    cluster.worker(0, gated)
+    cluster.worker(1, Recorder())
+    trunk, _ = cluster.client(workers=2)
+
+    def run_ahead() -> None:
+        for n in range(2 * CREDITS):
+            trunk.submit((0, 1), n, [])
+            ahead.release()
+
+    thread = threading.Thread(target=run_ahead)
+    thread.start()
+    for _ in range(CREDITS):
+        assert ahead.acquire(timeout=WAIT_S)
+    # The slowest counts.
+    assert not ahead.acquire(timeout=0.1)
+    gated.gate.set()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_who_waits_for_a_lost_worker_is_told(cluster: Cluster) -> None:
+    gated = Gated()
+    cluster.worker(0, gated)
+    trunk, _ = cluster.client()
+    (reply,) = trunk.request((0,), 0, [Barrier(), Fetch(5, ONE, [])])
+    for n in range(CREDITS - 1):
+        trunk.submit((0,), n, [])
+    told: list[str] = []
+
+    def wait_for_credit() -> None:
+        try:
+            trunk.submit((0,), 0, [])
+        except InternalError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=wait_for_credit)
+    thread.start()
+    cluster.relay.call(lambda: cluster.controller.worker_ended("test.0.0", "fell off"))
+    thread.join(WAIT_S)
+    assert told == ["0 fell off"]
+    for ask in (lambda: reply.result(WAIT_S), lambda: trunk.submit((0,), 0, [])):
+        with pytest.raises(InternalError, match="fell off"):
+            ask()
+    gated.gate.set()
+
+
+def test_a_worker_that_ends_before_the_session_is_on_is_replaced(cluster: Cluster) -> None:
+    name = "test.0.0"
+    hello = Hello("worker", name, VERSIONS, [WorkerInfo(name, "here", 1, "127.0.0.1")])
+    socket = connect(zmq.Context.instance(), cluster.relay.address, name, cluster.lock.key)
+    socket.send_multipart(headed(Head(HELLO), hello))
+    starting = threading.Thread(target=lambda: cluster.client(workers=2))
+    starting.start()
+    cluster.worker(1, Recorder())
+    assert socket.poll(int(WAIT_S * 1000))
+    cluster.relay.call(lambda: cluster.controller.worker_ended(name, "ended with status 1"))
+    cluster.worker(0, Recorder())
+    starting.join(WAIT_S)
+    assert not starting.is_alive() and len(cluster.trunks) == 1
+    socket.close(0)
+
+
+def test_one_program_at_a_time_and_one_after_the_other(cluster: Cluster) -> None:
+    made: list[Recorder] = []
+    cluster.worker(0, made)
+    first, _ = cluster.client("one")
+    with pytest.raises(ProtocolError, match="one program at a time"):
+        cluster.client("two")
+    first.submit((0,), 0, [Free([1])])
+    first.start(Hello("client", "one", VERSIONS), WAIT_S)
+    assert first.request((0,), 3, [Fetch(5, ONE, [])])[0].result(WAIT_S).result == [5, 1]
+    cluster.trunks.remove(first)
+    first.close()
+    cluster.client("three")
+    assert [runner.closed for runner in made] == [1, 1, 0]
+    assert made[0].batches == [(0, [Free([1])])]
+
+
+def test_who_speaks_another_version_is_told_both(cluster: Cluster) -> None:
+    trunk = Trunk(cluster.relay.address, "old", cluster.lock.key, lambda number, how: InternalError(how))
+    cluster.trunks.append(trunk)
+    with pytest.raises(ProtocolError, match=rf"(?s)versions \[0, 1\].*versions \[{VERSIONS[0]}, {VERSIONS[1]}\]"):
+        trunk.start(Hello("client", "old", [0, 1]), WAIT_S)
+
+
+@pytest.mark.parametrize("keys", ["another pair", "none"])
+def test_a_stranger_is_not_let_in(cluster: Cluster, keys: str) -> None:
+    public, secret = zmq.curve_keypair()
+    if keys == "another pair":
+        stranger = connect(zmq.Context(), cluster.relay.address, "test.0.0", Key(cluster.lock.key.hub_public, public, secret))
+    else:
+        stranger = zmq.Context().socket(zmq.DEALER)
+        stranger.identity = b"test.0.0"
+        stranger.connect(cluster.relay.address)
+    hello = Hello("worker", "test.0.0", VERSIONS, [WorkerInfo("test.0.0", "here", 1, "127.0.0.1")])
+    stranger.send_multipart(headed(Head(HELLO), hello))
+    # One that is let in comes after it, so the stranger's word would be there by now.
+    cluster.worker(1, Recorder())
+    _, start = cluster.client()
+    assert [worker.name for worker in start.workers] == ["test.1.0"]
+    stranger.context.destroy(0)
+
+
+def test_what_cannot_be_read_is_dropped_and_counted(cluster: Cluster) -> None:
+    cluster.worker(0, Recorder())
+    socket = connect(zmq.Context.instance(), cluster.relay.address, "odd", cluster.lock.key)
+    for frames in ([b""], [b"\xc1"], [*headed(Head(HELLO)), b"x"], headed(Head(HELLO), 3), headed(Head("start", 1, [7]))):
+        socket.send_multipart(frames)
+    trunk, _ = cluster.client()
+    trunk.request((0,), 0, [Fetch(5, ONE, [])])[0].result(WAIT_S)
+    assert cluster.relay.dropped == 4
+    socket.close(0)
