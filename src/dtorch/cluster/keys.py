@@ -83,7 +83,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             # What was wrong is told without the text, which may be secret.
             given, rule = (
                 f"the file {str(place)!r}, which holds no whole key",
-                "a key is what this version's dtorch keygen writes",
+                "a key is what dtorch keygen writes",
             )
             raise UsageError(four_parts(given, rule, "reading the key", "copy it again, or make one: dtorch keygen")) from error
         return keys
