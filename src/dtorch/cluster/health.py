@@ -188,7 +188,9 @@ class HealthServer:
             if len(frame) <= LARGEST_NBYTES:
                 return frame
             self._drop("oversized", f"a message of {len(frame)} bytes from {context.peer()}")
-        self._drop("broken off", f"the connection of {context.peer()}, over a message that was far too long or by its end")
+        # Also how the connection of a member that was killed ends, so it is no warning.
+        self.dropped["broken off"] += 1
+        log.debug("the connection of %s was broken off, over a message that is far too long or by its end", context.peer())
         return None
 
     async def _greeted(self, context: Any) -> Hello | None:
