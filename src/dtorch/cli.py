@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import dtorch
+from dtorch.cluster.keys import Keys
 from dtorch.demo import run_demo
 
 WRONG_USE = 2
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        return run_demo(options.prompt, options.mesh, options.tokens, options.device)
+        return options.run(options)
     except dtorch.UsageError as error:
         print(f"dtorch: {error}", file=sys.stderr)
         return WRONG_USE
@@ -40,7 +41,16 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="what the mesh is simulated on (default: %(default)s)"
     )
+    demo.set_defaults(run=lambda given: run_demo(given.prompt, given.mesh, given.tokens, given.device))
+    keygen = commands.add_parser("keygen", help="make the key of a cluster: a file that every member of it needs")
+    keygen.add_argument("path", nargs="?", help="where to write it (default: what DTORCH_KEY says, else ~/.dtorch/key)")
+    keygen.set_defaults(run=lambda given: _keygen(given.path))
     return parser
+
+
+def _keygen(path: str | None) -> int:
+    print(Keys.generate().write(path))
+    return 0
 
 
 def _positive(text: str) -> int:

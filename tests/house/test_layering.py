@@ -34,7 +34,7 @@ LAYERS: dict[str, set[str] | None] = {
     "apps": CONSUMER,
     "demo": CONSUMER,
     "testing": None,
-    "cli": {FACADE, "demo"},
+    "cli": {FACADE, "demo", "cluster"},
     "__init__": None,
 }
 
