@@ -44,7 +44,7 @@ def children() -> list[psutil.Process]:
 
 def started(before: set[int]) -> list[psutil.Process]:
     """The workers among the processes that were not there before."""
-    return [p for p in children() if p.pid not in before and "dtorch.worker.process" in " ".join(p.cmdline())]
+    return [p for p in children() if p.pid not in before and "dtorch.process" in " ".join(p.cmdline())]
 
 
 @pytest.mark.usefixtures("processes")

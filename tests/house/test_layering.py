@@ -27,6 +27,7 @@ LAYERS: dict[str, set[str] | None] = {
     "controller": {"core", "transport", "cluster", "observability"},
     "tensor": {"core", "sharding"},
     "session": BELOW_SESSION,
+    "process": BELOW_SESSION - {"tensor", "controller", "sharding"},
     "parallel": {"core", "sharding", "tensor"},
     "nn": {"parallel"},
     "training": CONSUMER,

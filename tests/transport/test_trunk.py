@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from dtorch.cluster.head import Controller
+from dtorch.cluster.keys import Keys
 from dtorch.cluster.node import VERSIONS
 from dtorch.core.control import CLOSE, HELLO, Head, Hello, Start, WorkerInfo
 from dtorch.core.errors import InternalError, ProtocolError
@@ -17,7 +18,7 @@ from dtorch.core.program import Barrier, Fetch, Free
 from dtorch.transport.line import Line
 from dtorch.transport.relay import Relay
 from dtorch.transport.trunk import CREDITS, Trunk
-from dtorch.transport.wire import Key, Lock, connect, headed
+from dtorch.transport.wire import Key, connect, headed
 from tests.transport.runners import Gated, Recorder
 from tests.worker.plans import ONE
 
@@ -28,9 +29,10 @@ class Cluster:
     """A controller in a thread, and whoever joins it."""
 
     def __init__(self) -> None:
-        self.lock = Lock.generate()
+        keys = Keys.generate()
+        self.lock = keys.lock
         self.relay = Relay(self.lock, "tcp://127.0.0.1:*")
-        self.controller = Controller(self.relay, self.lock.key, "test", [], "127.0.0.1")
+        self.controller = Controller(self.relay, keys, "127.0.0.1:0")
         self.threads = [threading.Thread(target=self.relay.run, args=(self.controller, lambda: None))]
         self.threads[0].start()
         self.trunks: list[Trunk] = []
@@ -58,6 +60,7 @@ class Cluster:
         for thread in self.threads:
             thread.join(WAIT_S)
         self.relay.close()
+        self.controller.health.close()
 
 
 def _runner(given: Any) -> Any:

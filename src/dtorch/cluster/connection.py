@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from ..core.control import Hello, Start
 from ..core.errors import DTorchError, WorkerLost, four_parts
 from ..transport.trunk import Trunk
-from ..transport.wire import Key, Lock
+from .beating import HealthMember
 from .head import HeadTask
+from .keys import Keys
 from .local import END_S, how, launch, let_go
+from .membership import Member
 from .node import VERSIONS
 
 START_S = 120.0
 """How long workers may take to be there."""
+
+_NUMBERS = itertools.count()
 
 REMEDY = "read what you saved, call dtorch.session().reset() and go on from there on the workers that are left"
 
@@ -26,7 +34,8 @@ class Connection:
 
     Args:
         address: of the controller.
-        key: what lets in.
+        health: of the health service.
+        keys: of the cluster.
         owned: a controller that ends with the link.
 
     Attributes:
@@ -34,8 +43,9 @@ class Connection:
         story: tells what was last asked of the workers, for errors.
     """
 
-    def __init__(self, address: str, key: Key, owned: subprocess.Popen[bytes] | None = None) -> None:
-        self._trunk = Trunk(address, f"client-{os.getpid()}", key, self._lost)
+    def __init__(self, address: str, health: str, keys: Keys, owned: subprocess.Popen[bytes] | None = None) -> None:
+        self._name = f"client-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
+        self._trunk = Trunk(address, self._name, keys.line, self._lost)
         self.submit, self.request = self._trunk.submit, self._trunk.request
         self.story: Callable[[], str] = str
         self._address, self._owned = address, owned
@@ -43,6 +53,8 @@ class Connection:
         self._closed = False
         if owned is not None:
             threading.Thread(target=self._watch, args=(owned,), name="dtorch-controller", daemon=True).start()
+        who = Member(name=self._name, role="client", incarnation=0, host=socket.gethostname(), pid=os.getpid())
+        self._member = HealthMember(keys, health, who, on_silence=self._silent)
 
     def begin(self, wanted: int, counts: Mapping[str, Sequence[int]], threads: int) -> Start:
         """Begin a session on so many workers, or all that are there; what is left of an earlier one ends.
@@ -51,7 +63,7 @@ class Connection:
             WorkerLost: there were not enough workers in time, or none.
         """
         given = {kind: list(n) for kind, n in counts.items()}
-        hello = Hello("client", f"client-{os.getpid()}", VERSIONS, [], wanted, given, threads)
+        hello = Hello("client", self._name, VERSIONS, [], wanted, given, threads)
         try:
             self._start = self._trunk.start(hello, START_S)
         except TimeoutError:
@@ -66,6 +78,7 @@ class Connection:
         if self._closed:
             return
         self._closed = True
+        self._member.close()
         self._trunk.close(everything=self._owned is not None)
         if self._owned is not None:
             try:
@@ -79,6 +92,9 @@ class Connection:
         process.wait()
         self._trunk.lose(None, how(process))
 
+    def _silent(self, silent_s: float) -> None:
+        self._trunk.lose(None, f"has been silent for {silent_s:.1f} s")
+
     def _lost(self, number: int | None, how: str) -> DTorchError:
         rule, where = "a session needs all its workers", f"the last instructions were\n{self.story()}"
         if number is None or self._start is None:
@@ -90,17 +106,16 @@ class Connection:
 
 def own(workers: int) -> Connection:
     """Start a controller with so many workers on this machine, which end with this process."""
-    lock = Lock.generate()
+    keys = Keys.generate()
     reading, writing = os.pipe()
-    parts = (lock.key.hub_public, lock.secret, lock.key.member_public, lock.key.member_secret)
-    task = HeadTask(workers, writing, *(part.decode() for part in parts))
+    task = HeadTask(workers, writing, msgspec.structs.asdict(keys))
     process = launch("dtorch.cluster.head", task, pass_fds=(writing,))
     os.close(writing)
     with os.fdopen(reading) as answer:
-        address = answer.readline().strip()
-    if not address:
+        address, _, health = answer.readline().strip().partition(" ")
+    if not health:
         process.wait()
         let_go(process)
         rule, where = "the controller tells where it listens", "dtorch.init"
         raise WorkerLost(four_parts(f"the controller {how(process)}", rule, where, "its standard error says more"))
-    return Connection(address, lock.key, process)
+    return Connection(address, health, keys, process)

@@ -2,42 +2,64 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
+from functools import partial
 
 import msgspec
 
-from ..core.control import CLOSE, END, LOST, REFUSED, START, WELCOME, Gone, Head, Hello
+from ..core.control import ABORT, CLOSE, END, KILL, LOST, REFUSED, START, WELCOME, Gone, Head, Hello
 from ..core.errors import four_parts
 from ..transport.relay import Frames, Relay
-from ..transport.wire import Key, Lock, headed
+from ..transport.wire import headed
+from .health import HealthServer
+from .keys import Keys
+from .membership import Change, Left, Lost, Member
 from .node import Node, end_with_parent
+from .processes import looks
 from .roster import Lease, lease
+
+log = logging.getLogger("dtorch.controller")
 
 
 class HeadTask(msgspec.Struct, frozen=True):
     """What a controller is told that a client starts for itself: a line of JSON on its standard input.
 
     Attributes:
-        answer_fd: where it writes its address.
+        answer_fd: where it writes its address and that of the health service.
     """
 
     workers: int
     answer_fd: int
-    hub_public: str
-    hub_secret: str
-    member_public: str
-    member_secret: str
+    keys: dict[str, str]
 
 
 class Controller(Node):
-    """The node above all others. ``owned``: a client has started it, and ends it."""
+    """The node above all others.
 
-    owned = False
-    _client: str | None = None
-    _pending: Hello | None = None
-    _epoch = 0
+    Args:
+        relay: its sockets.
+        keys: of the cluster.
+        listen: where the health service does.
+        own: how many workers it starts itself, for a client that has started it and ends it.
+    """
+
+    def __init__(self, relay: Relay, keys: Keys, listen: str, own: int = 0) -> None:
+        self._owned = own > 0
+        self._client: str | None = None
+        self._pending: Hello | None = None
+        self._epoch = 0
+        self.health = HealthServer(keys, listen, lambda change: relay.call(partial(self.changed, change)), spare=self._spare)
+        super().__init__(relay, keys, self.health.address, "local", [{}] * own, "127.0.0.1")
+
+    def run(self) -> None:
+        """Work until told to end."""
+        try:
+            super().run()
+        finally:
+            self.health.close()
 
     def came(self, child: str, hello: Hello) -> None:
         """Someone has come: a client that wants a session, an agent with workers, or a worker."""
@@ -48,22 +70,46 @@ class Controller(Node):
             self._end_session()
             self._client, self._pending = child, hello
         else:
+            log.info("%s %s is there, with workers %s", hello.role, child, ", ".join(w.name for w in hello.workers))
             self.roster.set(child, hello.workers)
         self._try_to_begin()
 
     def from_child(self, child: str, head: Head, frames: Frames) -> None:
         """See ``Handler``."""
-        if child != self._client:
-            super().from_child(child, head, frames)
-        elif head.kind == CLOSE and self.owned:
+        if head.kind == CLOSE and self._owned:
             self.close()
+        elif child != self._client:
+            super().from_child(child, head, frames)
         elif head.kind in (CLOSE, END):
-            self._end_session()
-            self._client = self._pending = None
+            self._free()
         elif self.lease is not None and head.epoch == self.lease.epoch:
             self.pass_down(head, frames)
         else:
             super().from_child(child, head, frames)
+
+    def changed(self, change: Change) -> None:
+        """What the health service has noticed."""
+        if not isinstance(change, Lost | Left):
+            return
+        member = change.member
+        if isinstance(change, Lost):
+            last = change.last.operator if change.last is not None and change.last.operator else ""
+            how = f"has been silent for {change.silent_s:.1f} s" + (f", since it began {last}" if last else "")
+        else:
+            how = "has left"
+        if member.role == "client" and member.name == self._client and not self._owned:
+            log.warning("the client %s %s: its session ends", member.name, how)
+            self._free()
+        elif member.role == "agent":
+            for name in [worker.name for child, worker in self.roster.workers if child == member.name]:
+                self.worker_gone(Gone(name, f"is behind an agent that {how}"))
+            self.roster.remove(member.name)
+        elif member.role == "worker":
+            self.worker_gone(Gone(member.name, how))
+            # It may be frozen. Whoever started it starts another in its place.
+            self.own.kill(member.name)
+            for child in self.roster.children:
+                self.health.say(child, KILL, member.name)
 
     def pass_up(self, frames: Frames) -> None:
         """Give the client a message."""
@@ -83,11 +129,18 @@ class Controller(Node):
         number = self.lease.number(gone.worker) if self.lease is not None else None
         if self.lease is None or number is None:
             return
+        self._abort()
         if self._pending is None:
             self.pass_up(headed(Head(LOST, self.lease.epoch, [number]), gone.how))
         else:
             self._end_session()
             self._try_to_begin()
+
+    def _abort(self) -> None:
+        """Let no worker wait for another any more."""
+        if self.lease is not None:
+            for worker in self.lease.start.workers:
+                self.health.say(worker.name, ABORT, str(self.lease.epoch))
 
     def _try_to_begin(self) -> None:
         hello, there = self._pending, self.roster.workers
@@ -97,11 +150,24 @@ class Controller(Node):
         begun = lease(self._epoch, there[: hello.wanted or None], hello.counts, hello.threads)
         self.begin(begun, headed(Head(START, self._epoch), begun.start))
 
+    def _free(self) -> None:
+        """The client is gone."""
+        self._abort()
+        self._end_session()
+        self._client = self._pending = None
+
     def _end_session(self) -> None:
         if self.lease is not None:
             head = Head(END, self.lease.epoch)
             self.pass_down(head, headed(head))
             self.lease = None
+
+    def _spare(self, member: Member) -> bool:
+        # The client that has started this process need not speak: its end is seen, and it may hold Python's lock for long.
+        if self._owned and member.role == "client":
+            return True
+        process = self.own.process(member.name)
+        return process is not None and looks(process) == "busy"
 
 
 def main() -> None:
@@ -109,13 +175,12 @@ def main() -> None:
     # Ctrl-C at a terminal goes to all processes there. It is the client's to act on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=HeadTask)
-    key = Key(task.hub_public.encode(), task.member_public.encode(), task.member_secret.encode())
-    relay = Relay(Lock(key, task.hub_secret.encode()), "tcp://127.0.0.1:*")
-    controller = Controller(relay, key, "local", [{}] * task.workers, "127.0.0.1")
-    controller.owned = True
+    keys = Keys(**task.keys)  # type: ignore[arg-type]
+    relay = Relay(keys.lock, "tcp://127.0.0.1:*")
+    controller = Controller(relay, keys, "127.0.0.1:0", task.workers)
     end_with_parent(lambda: relay.call(relay.stop))
-    os.write(task.answer_fd, relay.address.encode() + b"\n")
-    os.close(task.answer_fd)
+    with os.fdopen(task.answer_fd, "w") as answer:
+        answer.write(f"{relay.address} {controller.health.address}\n")
     controller.run()
 
 

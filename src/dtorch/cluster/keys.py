@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from ..core.errors import UsageError, four_parts
-from ..transport.sockets import Key
+from ..transport.wire import Key, Lock
 
 PRIVATE = 0o600
 LARGEST_NBYTES = 64 * 1024
@@ -115,6 +115,11 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def line(self) -> Key:
         """What a member of the control plane needs."""
         return Key(self.hub_public.encode(), self.member_public.encode(), self.member_secret.encode())
+
+    @property
+    def lock(self) -> Lock:
+        """What the listening side of the control plane needs."""
+        return Lock(self.line, self.hub_secret.encode())
 
     def __repr__(self) -> str:
         # Secrets stay out of logs and tracebacks.

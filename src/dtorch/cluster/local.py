@@ -23,6 +23,8 @@ END_S = 10.0
 HASTY_S = 10.0
 """A worker that ends sooner than this after its start has failed to start."""
 
+WORKER = "dtorch.process"
+
 MOST_HASTY = 3
 """How often in a row a worker may fail to start."""
 
@@ -43,7 +45,7 @@ def launch(module: str, task: msgspec.Struct, **options: object) -> subprocess.P
 
 def _boot(module: str) -> str:
     root = str(Path(__file__).parents[1])
-    if module.startswith("dtorch.worker"):
+    if module == WORKER:
         return f"from {module} import main; main()"
     package = f"import sys, types; p = types.ModuleType('dtorch'); p.__path__ = [{root!r}]; sys.modules['dtorch'] = p"
     return f"{package}; from {module} import main; main()"
@@ -90,10 +92,15 @@ class LocalWorkers:
                     self._start(place)
 
     def kill(self, name: str) -> None:
-        """End a worker at once; it will be started anew."""
+        """End a worker at once; it will be started anew. One that is not of this host is left to its own."""
         for process, own in zip(self._processes, self._names, strict=True):
             if own == name and process is not None:
                 process.kill()
+
+    def process(self, name: str) -> int | None:
+        """Number of the process of a worker; None for one that is not of this host."""
+        found = [p.pid for p, own in zip(self._processes, self._names, strict=True) if own == name and p is not None]
+        return found[0] if found else None
 
     def end(self, kindly: bool) -> None:
         """End all: those that were told to in some time, those that were not or are late at once."""
@@ -112,7 +119,7 @@ class LocalWorkers:
         name = f"{self._name}.{place}.{next(self._times[place])}"
         task = msgspec.structs.replace(self._tasks[place], name=name, rendezvous=str(self._directory))
         self._names[place], self._began[place] = name, time.monotonic()
-        self._processes[place] = launch("dtorch.worker.process", task)
+        self._processes[place] = launch(WORKER, task)
 
 
 def let_go(process: subprocess.Popen[bytes]) -> None:

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from ..core import control, program
 from ..core.control import (
     CLOSE,
@@ -30,7 +32,8 @@ from ..core.control import (
 )
 from ..core.errors import ProtocolError
 from ..transport.relay import Frames, Relay
-from ..transport.wire import Key, body, headed
+from ..transport.wire import body, headed
+from .keys import Keys
 from .local import LocalWorkers
 from .roster import Lease, Roster
 
@@ -42,18 +45,20 @@ class Node:
 
     Args:
         relay: its sockets.
+        keys: of the cluster.
+        health: address of the health service.
         name: its own among the others.
         devices: for each worker that it is to start, how many devices of each type it hosts.
         address: that others reach this host by.
     """
 
-    def __init__(self, relay: Relay, key: Key, name: str, devices: Sequence[dict[str, int]], address: str) -> None:
+    def __init__(self, relay: Relay, keys: Keys, health: str, name: str, devices: Sequence[dict[str, int]], address: str) -> None:
         self.relay, self.name = relay, name
         self.roster = Roster()
         self.lease: Lease | None = None
-        hub, public, secret = (part.decode() for part in (key.hub_public, key.member_public, key.member_secret))
         parent = relay.address.replace("0.0.0.0", "127.0.0.1")
-        tasks = [Task(parent, "", socket.gethostname(), address, each, hub, public, secret, "") for each in devices]
+        given = msgspec.structs.asdict(keys)
+        tasks = [Task(parent, "", socket.gethostname(), address, each, health, given, "") for each in devices]
         self.own = LocalWorkers(tasks, name, self.worker_ended)
 
     def run(self) -> None:

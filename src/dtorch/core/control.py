@@ -17,6 +17,8 @@ VERSION = 1
 START, SUBMIT, REQUEST, END, CLOSE, WELCOME, REFUSED, LOST = "start", "submit", "request", "end", "close", "welcome", "no", "lost"
 # Away from them.
 HELLO, READY, DONE, REPLY, GONE = "hello", "ready", "done", "reply", "gone"
+# Through the health service: to a worker, that the session of this number has broken; to an agent, to end a worker.
+ABORT, KILL = "abort", "kill"
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
@@ -98,6 +100,8 @@ class Task(msgspec.Struct, frozen=True):
 
     Attributes:
         parent: the address of whoever started it.
+        health: that of the health service.
+        keys: of the cluster, by name of the part.
         rendezvous: a place where the workers of a host find each other.
     """
 
@@ -106,7 +110,6 @@ class Task(msgspec.Struct, frozen=True):
     host: str
     address: str
     devices: dict[str, int]
-    hub_public: str
-    member_public: str
-    member_secret: str
+    health: str
+    keys: dict[str, str]
     rendezvous: str

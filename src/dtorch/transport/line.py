@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,10 @@ class Line:
 
     Args:
         open_session: makes the runner for a session of its number, epoch and ``Start``.
+
+    Attributes:
+        count: batches that have run in this session.
+        busy_since: when the batch at hand was begun, by the monotonic clock; None when idle.
     """
 
     def __init__(self, address: str, hello: Hello, key: Key, open_session: Callable[[int, int, Start], Runner]) -> None:
@@ -26,7 +31,8 @@ class Line:
         self._socket = connect(self._context, address, hello.name, key)
         self._hello, self._open = hello, open_session
         self._runner: Runner | None = None
-        self._epoch = self._number = self._count = 0
+        self._epoch = self._number = self.count = 0
+        self.busy_since: float | None = None
 
     def serve(self) -> None:
         """Work until told to end.
@@ -45,14 +51,16 @@ class Line:
             if head.kind == START:
                 self._start(head.epoch, body(frames, Start))
             elif head.epoch == self._epoch and self._runner is not None:
+                self.busy_since = time.monotonic()
                 self._run(head, frames, self._runner)
+                self.busy_since = None
             del frames
         self._leave()
         self._context.destroy(LINGER_MS)
 
     def _start(self, epoch: int, start: Start) -> None:
         self._leave()
-        self._epoch, self._count = epoch, 0
+        self._epoch, self.count = epoch, 0
         self._number = [worker.name for worker in start.workers].index(self._hello.name)
         self._runner = self._open(self._number, epoch, start)
         self._send(headed(Head(READY, epoch, [self._number])))
@@ -62,13 +70,13 @@ class Line:
             self._leave()
             return
         first, batch = decode_batch([frame.buffer for frame in frames[1:]])
-        self._count += 1
+        self.count += 1
         if head.kind == REQUEST:
             reply = encode_reply(runner.run(first, batch))
-            self._send([*headed(Head(REPLY, self._epoch, [self._number], self._count)), *reply])
+            self._send([*headed(Head(REPLY, self._epoch, [self._number], self.count)), *reply])
         elif head.kind == SUBMIT:
             runner.submit(first, batch)
-            self._send(headed(Head(DONE, self._epoch, [self._number], self._count)))
+            self._send(headed(Head(DONE, self._epoch, [self._number], self.count)))
 
     def _leave(self) -> None:
         if self._runner is not None:

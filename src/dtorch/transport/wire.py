@@ -42,12 +42,6 @@ class Lock:
     key: Key
     secret: bytes
 
-    @classmethod
-    def generate(cls) -> Lock:
-        """A new one."""
-        public, secret = zmq.curve_keypair()
-        return cls(Key(public, *zmq.curve_keypair()), secret)
-
 
 class Gate:
     """Lets those into the listening sockets of a context who have the key, and nobody else."""

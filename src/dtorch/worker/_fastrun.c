@@ -292,54 +292,35 @@ static int whole(const long long *words, Py_ssize_t left, Py_ssize_t scalars_lef
     return words[1] + words[2] <= left - 4 && words[3] <= scalars_left;
 }
 
-static int note(PyObject *place, Py_ssize_t number, Py_ssize_t word, Py_ssize_t scalar) {
-    Py_ssize_t values[] = {number, word, scalar};
-    for (int i = 0; i < 3; i++) {
-        PyObject *value = PyLong_FromSsize_t(values[i]);
-        if (value == NULL || PyList_SetItem(place, i, value) < 0)
-            return -1;
-    }
-    return 0;
-}
-
-/* run_calls(words, scalars, place, plans, store, Call): run from a place [call, word, scalar] on. It ends with the place after
-   the last call; an error is raised with the place at the call that failed. */
+/* run_calls(words, scalars, place, plans, store, Call): run from a place on, an array of the numbers of a call, its first word
+   and its first scalar. It always tells where the run is: others may look meanwhile, an error leaves it at the call that failed,
+   and it ends after the last call. */
 static PyObject *run_calls(PyObject *module, PyObject *args) {
-    Py_buffer buffer;
-    PyObject *scalars, *place, *plans, *store, *call_class;
-    Py_ssize_t number, word, scalar;
-    if (!PyArg_ParseTuple(args, "y*O!O!O!O!O", &buffer, &PyList_Type, &scalars, &PyList_Type, &place, &PyDict_Type, &plans,
-                          &PyDict_Type, &store, &call_class))
+    Py_buffer buffer, place;
+    PyObject *scalars, *plans, *store, *call_class;
+    if (!PyArg_ParseTuple(args, "y*O!w*O!O!O", &buffer, &PyList_Type, &scalars, &place, &PyDict_Type, &plans, &PyDict_Type,
+                          &store, &call_class))
         return NULL;
     const long long *words = buffer.buf;
+    long long *here = place.buf;
     Py_ssize_t words_n = buffer.len / (Py_ssize_t)sizeof *words;
-    int failed = PyList_GET_SIZE(place) != 3 || buffer.len % (Py_ssize_t)sizeof *words;
+    int failed = place.len != 3 * (Py_ssize_t)sizeof *here || buffer.len % (Py_ssize_t)sizeof *words;
+    failed = failed || here[0] < 0 || here[1] < 0 || here[2] < 0;
     if (failed)
         PyErr_SetString(PyExc_ValueError, "a place is [call, word, scalar], and words have 64 bits");
-    else {
-        number = PyLong_AsSsize_t(PyList_GET_ITEM(place, 0)), word = PyLong_AsSsize_t(PyList_GET_ITEM(place, 1));
-        scalar = PyLong_AsSsize_t(PyList_GET_ITEM(place, 2));
-        failed = PyErr_Occurred() || number < 0 || word < 0 || scalar < 0;
-    }
-    while (!failed && word < words_n) {
-        const long long *at = words + word;
-        if (!whole(at, words_n - word, PyList_GET_SIZE(scalars) - scalar)) {
+    while (!failed && here[1] < words_n) {
+        const long long *at = words + here[1];
+        if (!whole(at, words_n - here[1], PyList_GET_SIZE(scalars) - here[2])) {
             PyErr_SetString(PyExc_ValueError, "a packed call is cut short");
             failed = 1;
             break;
         }
-        Running call = {at[0], at + 4, at + 4 + at[1], at[1], at[2], at[3], scalar, scalars, store};
-        if (PyErr_CheckSignals() < 0 || run_one(&call, plans, call_class) < 0) {
-            PyObject *type, *value, *trace;
-            PyErr_Fetch(&type, &value, &trace);
-            if (note(place, number, word, scalar) == 0)
-                PyErr_Restore(type, value, trace);
-            failed = 1;
-            break;
-        }
-        number++, word += 4 + at[1] + at[2], scalar += at[3];
+        Running call = {at[0], at + 4, at + 4 + at[1], at[1], at[2], at[3], here[2], scalars, store};
+        failed = PyErr_CheckSignals() < 0 || run_one(&call, plans, call_class) < 0;
+        if (!failed)
+            here[0]++, here[1] += 4 + at[1] + at[2], here[2] += at[3];
     }
-    failed = failed || note(place, number, word, scalar) < 0;
+    PyBuffer_Release(&place);
     PyBuffer_Release(&buffer);
     if (failed)
         return NULL;

@@ -38,7 +38,7 @@ from .devices import Devices, default_generator, release_memory
 from .failing import PeerRefused, StepFailed
 from .files import filled
 from .isolation import isolated
-from .running import Place, Plans, run_calls, step
+from .running import Place, Plans, beginning, run_calls, step
 from .store import Poison, Store
 
 
@@ -61,6 +61,7 @@ class Executor:
         self._runs: Plans = {}
         self._failures: list[Failure] = []
         self._default_dtype = torch.float32
+        self._at: tuple[Calls, Place] | None = None
 
     def submit(self, first: int, batch: list[Instruction]) -> None:
         """Run a batch whose first Call or Draw has sequence number ``first``; failures wait for the next reply."""
@@ -77,6 +78,13 @@ class Executor:
             return Reply(None, failures if known else [*failures, result.failure])
         return Reply(result, failures)
 
+    def doing(self) -> str:
+        """The operator at hand, or the last one; from any thread."""
+        at = self._at
+        call = at and next(at[0].unpacked(at[1][1], at[1][2]), None)
+        plan = call and self._plans.get(call.plan)
+        return plan.plan.operator if isinstance(plan, CompiledPlan) else ""
+
     def close(self) -> None:
         """Release everything."""
         self.store.clear()
@@ -91,7 +99,7 @@ class Executor:
         return isolated(lambda: self._default_dtype)
 
     def _execute(self, first: int, batch: list[Instruction]) -> Any:
-        result, done, place, sequence = None, 0, [0, 0, 0], first
+        result, done, place, sequence = None, 0, beginning(), first
         try:
             for instruction in batch:
                 if type(instruction) is Calls:
@@ -101,7 +109,7 @@ class Executor:
                     result = self._other(sequence, instruction)
                     calls = int(type(instruction) is Draw)
                 # At one stroke, for an interrupt may come between calls.
-                done, sequence, place = done + 1, sequence + calls, [0, 0, 0]
+                done, sequence, place = done + 1, sequence + calls, beginning()
         except KeyboardInterrupt as interrupt:
             self._abandon(sequence, batch[done:], place, interrupt)
             raise
@@ -109,6 +117,7 @@ class Executor:
 
     def _run_calls(self, sequence: int, calls: Calls, place: Place) -> None:
         """Run every call; one that fails poisons what it would have made."""
+        self._at = calls, place
         while place[0] < calls.count:
             try:
                 run_calls(calls, place, self._runs, self.store)
@@ -261,7 +270,7 @@ class Executor:
                 for number, call in enumerate(instruction.unpacked(place[1], place[2]), place[0]):
                     self._fail_call(sequence + number, call, interrupt)
                 sequence += instruction.count
-                place = [0, 0, 0]
+                place = beginning()
             elif isinstance(instruction, Draw):
                 self._fail(sequence, instruction, interrupt)
                 sequence += 1

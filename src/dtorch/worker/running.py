@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +10,19 @@ from ..core.compiled import compiled
 from ..core.program import Call, Calls
 from .store import Store
 
-Place = list[int]
-"""A call in a run: its number, and the numbers of its first word and its first scalar."""
+Place = array
+"""A call in a run: its number, and the numbers of its first word and its first scalar. Other threads may look at it."""
 
 Plans = dict[int, Callable[[Store, Call], None]]
 
 
 fastrun: Any = compiled("dtorch.worker._fastrun")
 """The C module, or None."""
+
+
+def beginning() -> Place:
+    """The place of the first call of a run."""
+    return array("q", (0, 0, 0))
 
 
 def run_calls(calls: Calls, place: Place, plans: Plans, store: Store) -> None:

@@ -1,0 +1,105 @@
+"""A worker as a process: the one place where a worker's parts are wired together.
+
+It is told by its standard input what it is, and ends when it is told to, when its standard input does, for then whoever
+started it is gone, or when the controller has fallen silent.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+
+from .cluster.beating import HealthMember
+from .cluster.keys import Keys
+from .cluster.membership import Beat, Member
+from .communication.processes import ProcessPeers
+from .core import control, program
+from .core.control import Hello, Start, Task, WorkerInfo
+from .core.grid import Here
+from .transport.line import Line
+from .worker.executor import Executor
+
+PATIENCE_S = 600.0
+"""How long a worker waits for another that beats."""
+
+ORPHANED = 3
+"""Exit status of a worker whose controller is gone."""
+
+
+class Worker:
+    """A worker process between its line, its executor and the health service."""
+
+    def __init__(self, task: Task) -> None:
+        self._task, self._keys = task, Keys(**task.keys)  # type: ignore[arg-type]
+        self._epoch = 0
+        self._executor: Executor | None = None
+        self._peers: ProcessPeers | None = None
+        info = WorkerInfo(task.name, task.host, os.getpid(), task.address, task.devices)
+        hello = Hello("worker", task.name, [control.VERSION, program.VERSION], [info])
+        self._line = Line(task.parent, hello, self._keys.line, self._open)
+
+    def run(self) -> None:
+        """Work until told to end."""
+        devices = tuple(f"{kind}:{count}" for kind, count in self._task.devices.items())
+        name, host = self._task.name, self._task.host
+        who = Member(name=name, role="worker", incarnation=time.time_ns(), host=host, pid=os.getpid(), devices=devices)
+        member = HealthMember(self._keys, self._task.health, who, self._status, self._told, lambda _: os._exit(ORPHANED))
+        self._line.serve()
+        member.close()
+
+    def _open(self, number: int, epoch: int, start: Start) -> Executor:
+        torch.set_num_threads(start.threads)
+        place = str(Path(self._task.rendezvous) / f"session-{epoch}")
+        self._peers = ProcessPeers(number, len(start.workers), place, PATIENCE_S)
+        self._executor = Executor(here=Here(start.hosting, number), others=self._peers)
+        self._epoch = epoch
+        return self._executor
+
+    def _told(self, word: object) -> None:
+        """A word from the controller, in the thread of the health service."""
+        if getattr(word, "text", "") == control.ABORT and getattr(word, "detail", "") == str(self._epoch):
+            peers = self._peers
+            if peers is not None:
+                peers.abort()
+
+    def _status(self) -> Beat:
+        line, executor = self._line, self._executor
+        since = line.busy_since
+        return Beat(
+            operator=executor.doing() if executor is not None and since is not None else "",
+            instructions=line.count,
+            memory_nbytes=_resident_nbytes(),
+            busy_s=0.0 if since is None else time.monotonic() - since,
+        )
+
+
+def main() -> None:
+    """Be a worker."""
+    # Ctrl-C at a terminal goes to all processes there. It is the client's to act on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
+    threading.Thread(target=_end_with_parent, name="dtorch-parent", daemon=True).start()
+    Worker(task).run()
+
+
+def _end_with_parent() -> None:
+    # Below Python's buffer, which could not be closed while a thread reads.
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os._exit(ORPHANED)
+
+
+def _resident_nbytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        # Only Linux tells what is in memory now; elsewhere the most that ever was.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
