@@ -13,7 +13,7 @@ import torch
 
 import dtorch
 
-from . import add, decode, fsdp, layer, memory, planning, prefill, processes, report, scalar
+from . import add, bandwidth, decode, fsdp, layer, memory, planning, prefill, processes, report, scalar, training
 from .figure import Figure
 from .setting import Setting
 
@@ -80,6 +80,8 @@ GROUPS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
     "memory": memory.figures,
     "fsdp": fsdp.figures,
     "processes": processes.figures,
+    "bandwidth": bandwidth.figures,
+    "training": training.figures,
 }
 
 if __name__ == "__main__":

@@ -26,31 +26,41 @@ def all_gather(line: Sequence[Tensor], dim: int, order: Sequence[int] = (), into
         into: what an earlier gather of such pieces gave: it is written, and its memory brought back if it was dropped.
     """
     order = order or _memory_order(next((t for t in line if t.numel()), line[0]))
-    if into is None:
-        # Allotted here, for torch.cat would guess a layout where pieces leave it open.
-        shape = [*line[0].shape[:dim], sum(t.shape[dim] for t in line), *line[0].shape[dim + 1 :]]
-        whole = torch.empty([shape[d] for d in order], dtype=line[0].dtype, device=line[0].device)
-    else:
-        into.untyped_storage().resize_(into.numel() * into.element_size())
-        whole = into.permute(*order)
+    # Allotted here, for torch.cat would guess a layout where pieces leave it open.
+    shape = [*line[0].shape[:dim], sum(t.shape[dim] for t in line), *line[0].shape[dim + 1 :]]
+    whole = allotted(shape, line[0], order, into)
     torch.cat([t.permute(*order) for t in line], order.index(dim), out=whole)
-    return whole.permute(_inverse(order))
+    return arranged(whole, order)
 
 
-def all_reduce(line: Sequence[Tensor], op: str) -> Tensor:
+def allotted(shape: Sequence[int], like: Tensor, order: Sequence[int], into: Tensor | None = None) -> Tensor:
+    """Memory for a tensor of a shape, as a dense tensor whose dims are in an order; that of ``into`` where it is given."""
+    if into is None:
+        return torch.empty([shape[d] for d in order], dtype=like.dtype, device=like.device)
+    into.untyped_storage().resize_(into.numel() * into.element_size())
+    return into.permute(*order)
+
+
+def arranged(dense: Tensor, order: Sequence[int]) -> Tensor:
+    """A tensor whose dims are in an order, with its dims as they belong."""
+    return dense.permute(_inverse(order))
+
+
+def all_reduce(line: Sequence[Tensor], op: str, into: Tensor | None = None) -> Tensor:
     """Reduce one line of pieces of one shape, from first to last, so that the result does not depend on timing.
 
     Integers average rounding down, without overflow on the way; on bool, a sum is *or* and a product is *and*.
 
     Args:
         op: ``"sum"``, ``"avg"``, ``"max"``, ``"min"`` or ``"prod"``.
+        into: where the result goes, which may be one of the first two pieces; not for averages of integers.
     """
     combine, combine_into = _COMBINE[op]
     if len(line) == 1 or not line[0].numel():
-        return line[0].clone()
+        return line[0].clone() if into is None else into.copy_(line[0])
     if op == "avg" and not (line[0].is_floating_point() or line[0].is_complex() or line[0].dtype == torch.bool):
         return _integer_average(line)
-    total = combine(line[0], line[1])
+    total = combine(line[0], line[1]) if into is None else combine(line[0], line[1], out=into)
     for piece in line[2:]:
         combine_into(total, piece)
     if op == "avg" and total.dtype != torch.bool:
@@ -164,7 +174,7 @@ def _minimum_into(total: Tensor, piece: Tensor) -> Tensor:
     return torch.minimum(total, piece, out=total)
 
 
-_COMBINE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+_COMBINE: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
     "sum": (torch.add, Tensor.add_),
     "avg": (torch.add, Tensor.add_),
     "max": (torch.maximum, _maximum_into),

@@ -11,6 +11,14 @@ Message = tuple[int, Tensor]
 """A peer's number, and the bytes (a contiguous tensor of dtype uint8) to send to it, or to fill with what it sends."""
 
 
+class PeerLost(Exception):
+    """Another worker is gone, or says nothing for too long; or this one was told to wait for nobody any more."""
+
+    def __init__(self, peer: int) -> None:
+        super().__init__(f"worker {peer} cannot be reached any more")
+        self.peer = peer
+
+
 class Peers(Protocol):
     """The other workers of a session. All of them come to the same exchanges in the same order."""
 
@@ -22,10 +30,16 @@ class Peers(Protocol):
 
         Returns:
             The peers that refused: nothing went to them, and nothing came from them.
+
+        Raises:
+            PeerLost: a peer is gone.
         """
 
     def refuse(self, peers: Collection[int]) -> None:
         """Take part in an exchange without going on: this worker has nothing to give."""
+
+    def abort(self) -> None:
+        """End every wait for a peer with ``PeerLost``, from any thread; nothing but ``close`` works afterwards."""
 
     def close(self) -> None:
         """Let go of all connections."""
@@ -42,6 +56,9 @@ class NoPeers:
     def refuse(self, peers: Collection[int]) -> None:
         """Nothing, for there is nobody."""
         assert not peers
+
+    def abort(self) -> None:
+        """Nothing, for there is nobody."""
 
     def close(self) -> None:
         """Nothing."""

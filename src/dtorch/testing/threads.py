@@ -63,6 +63,9 @@ class MemoryPeers:
         for peer in peers:
             self._lanes[peer, self._me].get(timeout=PATIENCE_S)
 
+    def abort(self) -> None:
+        """Nothing: threads do not die."""
+
     def close(self) -> None:
         """Nothing."""
 

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from ..communication import local as comm
 from ..communication.peers import Peers
+from ..communication.raw import scratch
 from ..core.grid import Here, grid_of
-from ..core.program import Collective, DefinePlan
+from ..core.program import Collective, DefinePlan, Together
 from .failing import PeerRefused, StepFailed, describe
 from .lines import Line, cut, lines_of
-from .meeting import Meeting
+from .meeting import Meeting, Messages, Talk, TalkInParts, not_empty
 
 JOIN_ABOVE = 8
 """Pieces of a line beyond which ``all_to_all`` joins it."""
@@ -23,71 +24,98 @@ Cut = tuple[int, int]
 
 
 class CollectiveStep:
-    """Combine the pieces of one slot along a mesh axis.
+    """Combine the pieces of slots along a mesh axis: one collective, or several that travel together.
 
     Attributes:
         peers: the other workers that take part.
     """
 
-    def __init__(self, plan: DefinePlan, step: Collective, here: Here, others: Peers) -> None:
-        self.step, self.others, self.me = step, others, here.worker
-        self.name = f"{step.kind} for {plan.operator}"
-        self.source, self.target = grid_of(plan, step.source, here), grid_of(plan, step.output, here)
-        lines = lines_of(step, self.source, self.target)
-        self.alone = [(line, self._cuts(line)) for line in lines if len(line.members) == 1]
-        self.meetings = [Meeting(step, line, self.source, self.target) for line in lines if len(line.members) > 1]
-        self.peers = sorted({w for m in self.meetings for w in m.line.members} - {self.me})
-        long = bool(lines) and len(lines[0].pieces) > JOIN_ABOVE
-        self.make = _joined_once if step.kind == "all_to_all" and long else _MAKERS[step.kind]
+    def __init__(self, plan: DefinePlan, step: Collective | Together, here: Here, others: Peers) -> None:
+        parts = step.parts if isinstance(step, Together) else [step]
+        self.parts, self.others = [Part(plan, part, here) for part in parts], others
+        self.peers = sorted({w for p in self.parts for m in p.meetings for w in m.line.members} - {here.worker})
 
     def __call__(self, slots: Slots, scalars: list[Any]) -> None:
-        """Read the source's slot, write the output's."""
-        step, pieces = self.step, slots[self.step.source]
-        held = slots[step.output] if step.refill else [None] * len(self.target.held)
-        made: dict[int, Tensor] = {}
+        """Read the sources' slots, write the outputs'."""
+        made: list[dict[int, Tensor]] = [{} for _ in self.parts]
         if self.peers:
-            self._meet(pieces, held, made)
-        for line, cuts in self.alone:
-            tensors = [pieces[self.source.places[p]] for p in line.pieces]
-            targets = line.targets[self.me]
-            try:
-                into = held[self.target.places[targets[0]]]
-                for target, result in zip(targets, self.make(step, tensors, cuts, into), strict=True):
-                    made[target] = result
-            except Exception as error:
-                place = self.target.places[next(t for t in targets if t not in made)]
-                raise StepFailed(self.name, self.target.devices(place), describe(tensors)) from error
-        slots[step.output] = [made[piece] for piece in self.target.held]
+            self._meet(slots, made)
+        for part, done in zip(self.parts, made, strict=True):
+            part.combine(slots, done)
+            slots[part.step.output] = [done[piece] for piece in part.target.held]
 
     def refuse(self) -> None:
         """Take part without pieces."""
         if self.peers:
             self.others.refuse(self.peers)
 
+    def _meet(self, slots: Slots, made: list[dict[int, Tensor]]) -> None:
+        scratch.begin()
+        try:
+            talks = [(number, t) for number, part in enumerate(self.parts) for t in part.begin(slots)]
+        except BaseException:
+            self.refuse()
+            raise
+        refused = self.others.exchange(self.peers, *_all([t.first for _, t in talks]))
+        going = [(number, t) for number, t in talks if not refused.intersection(t.meeting.line.members)]
+        longer = [t for _, t in going if isinstance(t, TalkInParts)]
+        if longer:
+            # Those of other lines know nothing of a second round.
+            peers = {w for t in longer for w in t.meeting.line.members if w != t.meeting.me}
+            self.others.exchange(sorted(peers), *_all([t.second() for t in longer]))
+        for number, talk in going:
+            self.parts[number].finish(talk, slots, made[number])
+        if refused:
+            raise PeerRefused(refused)
+
+
+class Part:
+    """What a worker does for one collective."""
+
+    def __init__(self, plan: DefinePlan, step: Collective, here: Here) -> None:
+        self.step, self.me = step, here.worker
+        self.name = f"{step.kind} for {plan.operator}"
+        self.source, self.target = grid_of(plan, step.source, here), grid_of(plan, step.output, here)
+        lines = lines_of(step, self.source, self.target)
+        self.alone = [(line, self._cuts(line)) for line in lines if len(line.members) == 1]
+        self.meetings = [Meeting(step, line, self.source, self.target) for line in lines if len(line.members) > 1]
+        long = bool(lines) and len(lines[0].pieces) > JOIN_ABOVE
+        self.make = _joined_once if step.kind == "all_to_all" and long else _MAKERS[step.kind]
+
+    def held(self, slots: Slots) -> Sequence[Any]:
+        """Memory for the target pieces, or None for each."""
+        return slots[self.step.output] if self.step.refill else [None] * len(self.target.held)
+
+    def begin(self, slots: Slots) -> list[Talk]:
+        """Start a run of every meeting."""
+        return [m.begin(slots[self.step.source], self.held(slots)) for m in self.meetings]
+
+    def finish(self, talk: Talk, slots: Slots, made: dict[int, Tensor]) -> None:
+        """Add what comes of a meeting to what is made."""
+        try:
+            made.update(talk.results(self.held(slots)))
+        except Exception as error:
+            raise StepFailed(self.name, self.target.devices(0), describe(slots[self.step.source])) from error
+
+    def combine(self, slots: Slots, made: dict[int, Tensor]) -> None:
+        """Add what this worker makes of its own pieces."""
+        held, pieces = self.held(slots), slots[self.step.source]
+        for line, cuts in self.alone:
+            tensors = [pieces[self.source.places[p]] for p in line.pieces]
+            targets = line.targets[self.me]
+            try:
+                into = held[self.target.places[targets[0]]]
+                for target, result in zip(targets, self.make(self.step, tensors, cuts, into), strict=True):
+                    made[target] = result
+            except Exception as error:
+                place = self.target.places[next(t for t in targets if t not in made)]
+                raise StepFailed(self.name, self.target.devices(place), describe(tensors)) from error
+
     def _cuts(self, line: Line) -> list[Cut]:
         step, shape = self.step, self.source.mesh.shape
         if not step.sizes:
             return [(0, 0)]
         return [cut(step.sizes, step.outer, step.axis, shape, self.target.at(t)) for t in line.targets[self.me]]
-
-    def _meet(self, pieces: Sequence[Tensor], held: Sequence[Any], made: dict[int, Tensor]) -> None:
-        try:
-            talks = [m.begin(pieces) for m in self.meetings]
-        except BaseException:
-            self.refuse()
-            raise
-        refused = self.others.exchange(self.peers, *_all([t.first for t in talks]))
-        going = [t for t in talks if not refused.intersection(t.meeting.line.members)]
-        second = [t.second() for t in going]
-        if any(sends or receives for sends, receives in second):
-            self.others.exchange(self.peers, *_all(second))
-        try:
-            for talk in going:
-                made.update(talk.results(held))
-        except Exception as error:
-            raise StepFailed(self.name, self.target.devices(0), describe(pieces)) from error
-        if refused:
-            raise PeerRefused(refused)
 
 
 class CutStep:
@@ -117,9 +145,9 @@ class CutStep:
         slots[step.output] = results
 
 
-def _all(messages: Sequence[tuple[list, list]]) -> tuple[list, list]:
+def _all(messages: Sequence[Messages]) -> Messages:
     """Sends and receives of several meetings."""
-    return [m for sends, _ in messages for m in sends], [m for _, receives in messages for m in receives]
+    return not_empty([m for sends, _ in messages for m in sends]), not_empty([m for _, rooms in messages for m in rooms])
 
 
 def _gather(step: Collective, line: Sequence[Tensor], cuts: Sequence[Cut], into: Tensor | None) -> Iterator[Tensor]:

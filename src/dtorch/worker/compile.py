@@ -7,7 +7,6 @@ inputs, runs the operator and stores the result; on a Poison among the inputs it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 import msgspec
@@ -24,6 +23,9 @@ from .operators import resolve, schema
 from .steps import DeviceOf, Run, apply_step, local_step, returns_tensors, tensors_of
 from .store import Poison, Store
 from .template import Template, chosen, slots_of
+
+CUTS = ("slice", "fill")
+"""Kinds of collectives that need no communication."""
 
 
 class CompiledPlan:
@@ -119,7 +121,7 @@ def _general(plan: DefinePlan, here: Here, others: Peers, device_of: DeviceOf) -
 
     A failure must not keep other workers waiting: what they need this one for after it, it refuses.
     """
-    plan = msgspec.structs.replace(plan, steps=list(chain(*(s.parts if isinstance(s, Together) else [s] for s in plan.steps))))
+    plan = msgspec.structs.replace(plan, steps=[one for step in plan.steps for one in _apart(step)])
     runs = [_runner(plan, step, here, others, device_of) for step in plan.steps]
     steps = list(zip(runs, _last_uses(plan), strict=True))
     empty = [None] * (len(plan.axes) - plan.inputs)
@@ -149,21 +151,28 @@ def _general(plan: DefinePlan, here: Here, others: Peers, device_of: DeviceOf) -
     return run
 
 
+def _apart(step: Step) -> Sequence[Step]:
+    """Steps that are one, where nothing travels that could travel together."""
+    return step.parts if isinstance(step, Together) and step.parts[0].kind in CUTS else [step]
+
+
 def _runner(plan: DefinePlan, step: Step, here: Here, others: Peers, device_of: DeviceOf) -> Run:
     if isinstance(step, Local):
         return local_step(plan, step, here, device_of)
     if isinstance(step, Apply):
         return apply_step(plan, step, here)
     if isinstance(step, Collective):
-        return CutStep(plan, step, here) if step.kind in ("slice", "fill") else CollectiveStep(plan, step, here, others)
-    assert not isinstance(step, Together)
+        return CutStep(plan, step, here) if step.kind in CUTS else CollectiveStep(plan, step, here, others)
+    if isinstance(step, Together):
+        return CollectiveStep(plan, step, here, others)
     return ExchangeStep(plan, step, here, others, device_of(plan.meshes[step.target_mesh].device_type))
 
 
 def _reads(step: Step) -> list[int]:
     if isinstance(step, Apply):
         return [step.function, *step.inputs]
-    assert not isinstance(step, Together)
+    if isinstance(step, Together):
+        return [part.source for part in step.parts]
     return slots_of([step.args, step.kwargs]) if isinstance(step, Local) else [step.source]
 
 

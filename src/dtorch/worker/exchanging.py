@@ -11,7 +11,7 @@ from torch import Tensor
 from ..communication import local as comm
 from ..communication.local import Part
 from ..communication.peers import Message, Peers
-from ..communication.raw import blank, packed
+from ..communication.raw import blank, packed, scratch
 from ..core.grid import Here, grid_of
 from ..core.program import DefinePlan, Exchange
 from .failing import PeerRefused, StepFailed, describe
@@ -78,6 +78,7 @@ class ExchangeStep:
     def _meet(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """What the others give."""
         order = self.step.order
+        scratch.begin()
         try:
             boxes = [(w, packed(comm.box(pieces[p], offset, size), order)) for w, (p, offset, size) in self.sends]
             rooms = [(w, *blank(size, self.dtype, self.device, order)) for w, size in self.receives]

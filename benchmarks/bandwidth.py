@@ -1,0 +1,95 @@
+"""Worker processes: what moving a large tensor takes, beside the bare collective of gloo between as many processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+import dtorch
+from dtorch import Partial, Placement, Replicate, Shard, init_device_mesh
+from dtorch.core.program import Barrier
+from dtorch.tensor.client import Client
+
+from .figure import Figure
+from .processes import session
+from .ranks import Ranks, ranks
+from .setting import Setting
+from .timing import Pairs, Sample, clocked
+
+LARGE = 16 << 20
+"""Elements of the tensor that is moved: 64 MiB."""
+
+ROW = 4096
+
+KINDS: dict[str, tuple[Placement, Placement]] = {
+    "all_reduce": (Partial(), Replicate()),
+    "all_gather": (Shard(0), Replicate()),
+    "reduce_scatter": (Partial(), Shard(0)),
+    "all_to_all": (Shard(0), Shard(1)),
+}
+"""Redistributions, each of which is one collective. Joined or split along the rows, as gloo does; or rows to columns."""
+
+
+def figures(setting: Setting) -> Iterator[Figure]:
+    """Time of each collective, to gloo's own; on as many threads for operators as the setting has."""
+    for workers in (2, 4):
+        with ranks(workers, setting.threads, Bare) as gloo, session(workers) as client:
+            for kind in KINDS:
+                yield _figure(setting, workers, kind, client, gloo)
+
+
+def _figure(setting: Setting, workers: int, kind: str, client: Client, gloo: Ranks) -> Figure:
+    mesh = init_device_mesh("cpu", workers)
+    source, target = KINDS[kind]
+    if isinstance(source, Partial):
+        x = dtorch.from_local([torch.ones(LARGE // ROW, ROW) for _ in range(workers)], mesh, [source])
+    else:
+        x = dtorch.Tensor(torch.ones(LARGE // ROW, ROW), device_mesh=mesh, placements=[source])
+    base: list[Sample] = []
+    other: list[Sample] = []
+    for number in range(setting.times(16, 3)):
+        client.request(Barrier())
+        ours = clocked(lambda: (x.redistribute(placements=[target]), client.request(Barrier())))
+        theirs = gloo.run(kind)
+        # The first warms both up.
+        if number:
+            other.append(ours)
+            base.append(Sample(wall_s=theirs, cpu_s=theirs))
+    pairs = Pairs(base=base, other=other)
+    return Figure(
+        name=f"bandwidth.{kind}_{workers}",
+        title=f"{kind} of 64 MiB on {workers} worker processes, time to gloo's",
+        measured=pairs.ratio,
+        limit=1 / 0.85,
+        spread=pairs.spread,
+        notes=(f"{pairs.times(1e-3, 'ms')}, a request and its answer included; threads: {setting.threads}",),
+    )
+
+
+class Bare:
+    """Gloo's collectives, each into fresh memory, for the results of a redistribution are new values."""
+
+    def __init__(self, rank: int, workers: int) -> None:
+        self._whole, self._piece = torch.ones(LARGE), torch.ones(LARGE // workers)
+
+    def __call__(self, kind: str) -> None:
+        """One collective."""
+        getattr(self, kind)()
+
+    def all_reduce(self) -> None:
+        """Of a copy, for what was summed would be lost."""
+        dist.all_reduce(self._whole.clone())
+
+    def all_gather(self) -> None:
+        """Into one tensor."""
+        dist.all_gather_into_tensor(torch.empty(LARGE), self._piece)
+
+    def reduce_scatter(self) -> None:
+        """Out of one tensor."""
+        dist.reduce_scatter_tensor(torch.empty_like(self._piece), self._whole)
+
+    def all_to_all(self) -> None:
+        """Out of one tensor into another, whose parts lie one after another: rows are not made columns here."""
+        dist.all_to_all_single(torch.empty_like(self._piece), self._piece)
