@@ -242,3 +242,47 @@ def test_the_survivors_go_on_after_a_reset() -> None:
     with pytest.raises(SessionClosedError):
         (x + 1).to_torch()
     dtorch.shutdown()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_frozen_worker_is_lost_and_the_others_go_on(waits: bool) -> None:
+    dtorch.shutdown()
+    before = {p.pid for p in children()}
+    dtorch.init(workers=3)
+    mesh = init_device_mesh("cpu", 3)
+    x = dtorch.ones(6, device_mesh=mesh, placements=[Shard(0)])
+    assert x.sum().item() == 6
+    frozen = min(started(before), key=lambda p: p.pid)
+    if not waits:
+        frozen.suspend()
+    else:
+        timer = threading.Timer(0.3, frozen.suspend)
+        timer.start()
+    with pytest.raises(WorkerLost, match=rf"process {frozen.pid} .*has been silent for \d") as caught:
+        while True:
+            x.sum().item()
+    assert "reset()" in str(caught.value) and "the last instructions were" in str(caught.value)
+    if waits:
+        timer.join()
+    dtorch.session().reset()
+    assert dtorch.ones(6, device_mesh=mesh, placements=[Shard(0)]).sum().item() == 6
+    dtorch.shutdown()
+    assert {p.pid for p in children()} == before
+
+
+def test_a_controller_that_dies_or_freezes_is_told_and_ends_its_workers() -> None:
+    for end in (psutil.Process.kill, psutil.Process.suspend):
+        dtorch.shutdown()
+        before = {p.pid for p in children()}
+        dtorch.init(workers=2)
+        x = dtorch.ones(4, device_mesh=init_device_mesh("cpu", 2), placements=[Shard(0)])
+        assert x.sum().item() == 4
+        new = [p for p in children() if p.pid not in before]
+        (controller,) = [p for p in new if p not in started(before)]
+        end(controller)
+        with pytest.raises(WorkerLost, match="the controller at"):
+            while True:
+                x.sum().item()
+        psutil.wait_procs([p for p in new if p != controller], timeout=30)
+        dtorch.shutdown()
+        assert {p.pid for p in children()} == before

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 import dtorch
+from dtorch.cluster.addresses import PORT
+from dtorch.cluster.commands import run_agent, run_controller
 from dtorch.cluster.keys import Keys
 from dtorch.demo import run_demo
 
@@ -45,6 +48,17 @@ def _parser() -> argparse.ArgumentParser:
     keygen = commands.add_parser("keygen", help="make the key of a cluster: a file that every member of it needs")
     keygen.add_argument("path", nargs="?", help="where to write it (default: what DTORCH_KEY says, else ~/.dtorch/key)")
     keygen.set_defaults(run=lambda given: _keygen(given.path))
+    controller = commands.add_parser("controller", help="be the controller of a cluster, which agents and programs join")
+    listen = f"HOST:PORT to listen at; the next port is used as well (default: 127.0.0.1:{PORT})"
+    controller.add_argument("--listen", default=f"127.0.0.1:{PORT}", metavar="HOST:PORT", help=listen)
+    controller.set_defaults(run=lambda given: run_controller(given.listen, given.key))
+    agent = commands.add_parser("agent", help="start and supervise the workers of this host")
+    agent.add_argument("--controller", required=True, metavar="HOST:PORT", help="the controller to join")
+    agent.add_argument("--devices", default=f"cpu:{os.cpu_count()}", help="what this host has (default: %(default)s)")
+    agent.add_argument("--address", help="what other hosts reach this one by (default: as seen on the way to the controller)")
+    agent.set_defaults(run=lambda given: run_agent(given.controller, given.devices, given.key, given.address))
+    for command in (controller, agent):
+        command.add_argument("--key", metavar="FILE", help="the cluster's key (default: DTORCH_KEY, else ~/.dtorch/key)")
     return parser
 
 

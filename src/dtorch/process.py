@@ -22,9 +22,10 @@ from .cluster.keys import Keys
 from .cluster.membership import Beat, Member
 from .communication.processes import ProcessPeers
 from .core import control, program
-from .core.control import Hello, Start, Task, WorkerInfo
+from .core.control import Hello, Sign, Start, Task, WorkerInfo
 from .core.grid import Here
 from .transport.line import Line
+from .transport.post import Post
 from .worker.executor import Executor
 
 PATIENCE_S = 600.0
@@ -34,17 +35,31 @@ ORPHANED = 3
 """Exit status of a worker whose controller is gone."""
 
 
+class Part:
+    """A worker's part in a session: see ``transport.line.Part``."""
+
+    def __init__(self, number: int, start: Start, address: str, keys: Keys) -> None:
+        self._post = Post(number, address, keys.lock)
+        self.peers = ProcessPeers(number, address, self._post, PATIENCE_S)
+        self.runner = Executor(here=Here(start.hosting, number), others=self.peers)
+        self.sign = Sign(self.peers.sign, self._post.address)
+
+    def introduce(self, signs: list[Sign]) -> None:
+        """How it finds the others."""
+        self._post.introduce([sign.post for sign in signs])
+        self.peers.introduce([sign.door for sign in signs])
+
+
 class Worker:
     """A worker process between its line, its executor and the health service."""
 
     def __init__(self, task: Task) -> None:
         self._task, self._keys = task, Keys(**task.keys)  # type: ignore[arg-type]
         self._epoch = 0
-        self._executor: Executor | None = None
-        self._peers: ProcessPeers | None = None
+        self._part: Part | None = None
         info = WorkerInfo(task.name, task.host, os.getpid(), task.address, task.devices)
         hello = Hello("worker", task.name, [control.VERSION, program.VERSION], [info])
-        self._line = Line(task.parent, hello, self._keys.line, self._open)
+        self._line = Line(task.parent, hello, self._keys.line, self._take_part)
 
     def run(self) -> None:
         """Work until told to end."""
@@ -55,26 +70,23 @@ class Worker:
         self._line.serve()
         member.close()
 
-    def _open(self, number: int, epoch: int, start: Start) -> Executor:
+    def _take_part(self, number: int, epoch: int, start: Start) -> Part:
         torch.set_num_threads(start.threads)
-        place = str(Path(self._task.rendezvous) / f"session-{epoch}")
-        self._peers = ProcessPeers(number, len(start.workers), place, PATIENCE_S)
-        self._executor = Executor(here=Here(start.hosting, number), others=self._peers)
-        self._epoch = epoch
-        return self._executor
+        self._part, self._epoch = Part(number, start, self._task.address, self._keys), epoch
+        return self._part
 
     def _told(self, word: object) -> None:
         """A word from the controller, in the thread of the health service."""
         if getattr(word, "text", "") == control.ABORT and getattr(word, "detail", "") == str(self._epoch):
-            peers = self._peers
-            if peers is not None:
-                peers.abort()
+            part = self._part
+            if part is not None:
+                part.peers.abort()
 
     def _status(self) -> Beat:
-        line, executor = self._line, self._executor
+        line, part = self._line, self._part
         since = line.busy_since
         return Beat(
-            operator=executor.doing() if executor is not None and since is not None else "",
+            operator=part.runner.doing() if part is not None and since is not None else "",
             instructions=line.count,
             memory_nbytes=_resident_nbytes(),
             busy_s=0.0 if since is None else time.monotonic() - since,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .cluster.connection import Connection, own
+from .cluster.connection import Connection, join, own
 from .controller.service import Service
 from .core.errors import MeshError, UsageError, four_parts
 from .core.hosting import Hosting
@@ -25,38 +25,44 @@ from .worker.executor import Executor
 
 
 def init(
+    address: str | None = None,
     *,
     workers: int | None = None,
     devices: Mapping[str, Sequence[int]] | None = None,
     simulate: Mapping[str, int] | None = None,
+    key: str | os.PathLike[str] | None = None,
 ) -> Client:
-    """Start a session: worker processes on this machine, or an embedded one, with one worker in this process.
+    """Start a session: on a cluster, on worker processes of this machine, or an embedded one, with one worker in this process.
 
-    Without it, the first use of a tensor starts one: of as many processes as the environment's ``DTORCH_WORKERS`` says, else
-    an embedded one. Any number of logical devices live on either.
+    Without it, the first use of a tensor starts one: on the cluster that the environment's ``DTORCH_CONTROLLER`` names, else
+    of as many processes as ``DTORCH_WORKERS`` says, else an embedded one. Any number of logical devices live on the latter two.
 
     Args:
-        workers: how many worker processes; an embedded session when omitted.
-        devices: by device type how many logical devices each of them hosts, e.g. ``{"cpu": [3, 3, 2]}``; when omitted, ids are
-            dealt out in turn.
+        address: of a cluster's controller, e.g. ``"tcp://10.0.0.1:7717"``.
+        workers: how many worker processes. On a cluster so many are waited for, and all that are there used when omitted.
+        devices: by device type how many logical devices each process of this machine hosts, e.g. ``{"cpu": [3, 3, 2]}``; when
+            omitted, ids are dealt out in turn. On a cluster its agents say.
         simulate: logical devices by type that share one physical device, e.g. ``{"cuda": 8}``. A CPU mesh needs none.
+        key: file with the cluster's key; what ``DTORCH_KEY`` says, else ``~/.dtorch/key``, when omitted.
 
     Raises:
         UsageError: a session is running already, or the arguments make none.
+        WorkerLost: no controller answers, or there are too few workers.
     """
     if clients.running() is not None:
-        raise UsageError(
-            four_parts(
-                "init() while a session is running",
-                "one session at a time",
-                "dtorch.init",
-                "call dtorch.shutdown() first; its tensors' data is released then",
-            )
-        )
-    if workers is not None and simulate:
-        given, rule = f"workers={workers!r} with simulate=", "simulated devices are of an embedded session"
+        given, rule = "init() while a session is running", "one session at a time"
+        remedy = "call dtorch.shutdown() first; its tensors' data is released then"
+        raise UsageError(four_parts(given, rule, "dtorch.init", remedy))
+    if simulate and (workers is not None or address is not None):
+        given, rule = "simulate= with workers or an address", "simulated devices are of an embedded session"
         raise UsageError(four_parts(given, rule, "dtorch.init", "give devices= to say how many devices each process hosts"))
-    client = _embedded(simulate) if workers is None else _processes(workers, devices)
+    if address is not None and devices is not None:
+        given, rule = "devices= with an address", "the devices of a cluster are those that its agents were given"
+        raise UsageError(four_parts(given, rule, "dtorch.init", "leave devices= out"))
+    if address is not None:
+        client = _cluster(address, workers, key)
+    else:
+        client = _embedded(simulate) if workers is None else _processes(workers, devices)
     clients.set_current(client)
     return client
 
@@ -111,6 +117,9 @@ def _check_hosted(hosting: Hosting, device_type: str, ids: Sequence[int]) -> Non
 
 
 def _first_use() -> Client:
+    address = os.environ.get("DTORCH_CONTROLLER")
+    if address:
+        return _cluster(address)
     workers = os.environ.get("DTORCH_WORKERS", "0")
     if workers in ("", "0"):
         return _embedded()
@@ -121,6 +130,13 @@ def _processes(workers: Any, counts: Mapping[str, Sequence[int]] | None = None) 
     """A session of worker processes on this machine."""
     _check_wanted(workers, counts or {})
     return _opened(own(workers), workers, counts or {})
+
+
+def _cluster(address: str, workers: int | None = None, key: str | os.PathLike[str] | None = None) -> Client:
+    """A session on a cluster that runs somewhere."""
+    if workers is not None:
+        _check_wanted(workers, {})
+    return _opened(join(address, key), workers or 0, {})
 
 
 def _opened(connection: Connection, workers: int, counts: Mapping[str, Sequence[int]]) -> Client:

@@ -6,13 +6,15 @@ import multiprocessing
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
+from dtorch.cluster.keys import Keys
 from dtorch.communication.peers import PeerLost
 from dtorch.communication.processes import ProcessPeers
+from dtorch.transport.post import Post
 
 CONTEXT: Any = multiprocessing.get_context("spawn")
 
@@ -22,9 +24,14 @@ def numbers(worker: int, peer: int, size: int) -> torch.Tensor:
     return (torch.arange(size) * (worker + 3) + peer).to(torch.uint8)
 
 
-def _run(me: int, workers: int, place: str, alone: bool, link: Any) -> None:
+def _run(me: int, workers: int, keys: dict[str, Any], alone: bool, link: Any) -> None:
     torch.set_num_threads(1)
-    peers = ProcessPeers(me, workers, place, 60.0, alone=alone)
+    post = Post(me, "127.0.0.1", Keys(**keys).lock)
+    peers = ProcessPeers(me, "127.0.0.1", post, 60.0, alone=alone)
+    link.send((peers.sign, post.address))
+    signs, addresses = zip(*link.recv(), strict=True)
+    peers.introduce(signs)
+    post.introduce(addresses)
     others = [w for w in range(workers) if w != me]
     while (job := link.recv()) is not None:
         kind, argument = job
@@ -48,14 +55,16 @@ def _run(me: int, workers: int, place: str, alone: bool, link: Any) -> None:
 class Crew:
     """So many processes."""
 
-    def __init__(self, workers: int, place: Path, *, alone: bool) -> None:
+    def __init__(self, workers: int, *, alone: bool) -> None:
+        keys = msgspec.structs.asdict(Keys.generate())
         links = [CONTEXT.Pipe() for _ in range(workers)]
         self.links = [ours for ours, _ in links]
-        self.processes = [
-            CONTEXT.Process(target=_run, args=(n, workers, str(place / "met"), alone, links[n][1])) for n in range(workers)
-        ]
+        self.processes = [CONTEXT.Process(target=_run, args=(n, workers, keys, alone, links[n][1])) for n in range(workers)]
         for process in self.processes:
             process.start()
+        signs = [link.recv() for link in self.links]
+        for link in self.links:
+            link.send(signs)
 
     def tell(self, kind: str, argument: Any, *workers: int) -> None:
         """Give a job to some."""
@@ -72,9 +81,9 @@ class Crew:
 
 
 @contextmanager
-def crew(workers: int, place: Path, *, alone: bool = False) -> Iterator[Crew]:
+def crew(workers: int, *, alone: bool = False) -> Iterator[Crew]:
     """Processes that are peers, for a while."""
-    made = Crew(workers, place, alone=alone)
+    made = Crew(workers, alone=alone)
     try:
         yield made
     finally:

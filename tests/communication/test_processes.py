@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
@@ -23,8 +22,8 @@ SIZES = [
 pytestmark = pytest.mark.parametrize("alone", [False, True], ids=["shared", "group"])
 
 
-def test_what_is_sent_arrives_and_a_refusal_leaves_the_rest_as_it_is(alone: bool, tmp_path: Path) -> None:
-    with crew(3, tmp_path, alone=alone) as workers:
+def test_what_is_sent_arrives_and_a_refusal_leaves_the_rest_as_it_is(alone: bool) -> None:
+    with crew(3, alone=alone) as workers:
         for sizes in [*SIZES, *SIZES[::-1]]:
             nonzero = [n for n in sizes if n]
             workers.tell("exchange", nonzero, 0, 1, 2)
@@ -34,8 +33,8 @@ def test_what_is_sent_arrives_and_a_refusal_leaves_the_rest_as_it_is(alone: bool
             assert workers.answers(0, 1, 2) == [(True, {1}), (True, set()), (True, {1})], sizes
 
 
-def test_abort_ends_a_wait(alone: bool, tmp_path: Path) -> None:
-    with crew(3, tmp_path, alone=alone) as workers:
+def test_abort_ends_a_wait(alone: bool) -> None:
+    with crew(3, alone=alone) as workers:
         workers.tell("exchange", [5], 0, 1, 2)
         workers.answers(0, 1, 2)
         workers.tell("abort", 0.3, 0)
@@ -54,8 +53,8 @@ def test_abort_ends_a_wait(alone: bool, tmp_path: Path) -> None:
             workers.processes[1].kill()
 
 
-def test_abort_ends_a_first_meeting(alone: bool, tmp_path: Path) -> None:
-    with crew(2, tmp_path, alone=alone) as workers:
+def test_abort_ends_a_first_meeting(alone: bool) -> None:
+    with crew(2, alone=alone) as workers:
         for me in (1, 0):
             workers.tell("abort", 0.3, me)
             workers.answers(me)

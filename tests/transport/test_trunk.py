@@ -12,7 +12,7 @@ import zmq
 from dtorch.cluster.head import Controller
 from dtorch.cluster.keys import Keys
 from dtorch.cluster.node import VERSIONS
-from dtorch.core.control import CLOSE, HELLO, Head, Hello, Start, WorkerInfo
+from dtorch.core.control import CLOSE, HELLO, Head, Hello, Sign, Start, WorkerInfo
 from dtorch.core.errors import InternalError, ProtocolError
 from dtorch.core.program import Barrier, Fetch, Free
 from dtorch.transport.line import Line
@@ -42,7 +42,7 @@ class Cluster:
         name = f"test.{place}.0"
         hello = Hello("worker", name, VERSIONS, [WorkerInfo(name, "here", 1, "127.0.0.1")])
         self.names.append(name)
-        line = Line(self.relay.address, hello, self.lock.key, lambda *_: _runner(runner))
+        line = Line(self.relay.address, hello, self.lock.key, lambda *_: Alone(runner))
         self.threads.append(threading.Thread(target=line.serve))
         self.threads[-1].start()
 
@@ -63,12 +63,19 @@ class Cluster:
         self.controller.health.close()
 
 
-def _runner(given: Any) -> Any:
-    """The one given, or a new one in a list of all."""
-    if isinstance(given, list):
-        given.append(Recorder())
-        return given[-1]
-    return given
+class Alone:
+    """A part in a session that never meets another; of a list of runners it adds one."""
+
+    sign = Sign("", "")
+
+    def __init__(self, given: Any) -> None:
+        self.runner = given
+        if isinstance(given, list):
+            self.runner = Recorder()
+            given.append(self.runner)
+
+    def introduce(self, signs: list[Sign]) -> None:
+        assert self.sign in signs
 
 
 @pytest.fixture

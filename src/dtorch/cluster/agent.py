@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from functools import partial
 
-from ..core.control import CLOSE, GONE, HELLO, REFUSED, START, Gone, Head, Hello, Start
+from ..core.control import CLOSE, GONE, HELLO, KILL, REFUSED, START, Gone, Head, Hello, Start
 from ..core.errors import ProtocolError
-from ..transport.relay import Frames
+from ..transport.relay import Frames, Relay
 from ..transport.wire import body, headed
+from .beating import HealthMember
+from .keys import Keys
+from .membership import Member
 from .node import VERSIONS, Node
+from .pulse import Word
 from .roster import Lease
 
 log = logging.getLogger("dtorch.agent")
 
 
 class Agent(Node):
-    """The node between the controller and the workers of a host."""
+    """The node between the controller and the workers of a host.
 
-    refused: str | None = None
+    Attributes:
+        failed: it ended because of the controller, which let it not in or has fallen silent.
+    """
+
+    failed = False
+
+    def __init__(self, relay: Relay, keys: Keys, health: str, name: str, devices: Sequence[dict[str, int]], address: str) -> None:
+        super().__init__(relay, keys, health, name, devices, address)
+        who = Member(name=name, role="agent", incarnation=time.time_ns(), host=socket.gethostname(), pid=os.getpid())
+        self._member = HealthMember(keys, health, who, on_word=self._told, on_silence=self._silent)
+
+    def run(self) -> None:
+        """Work until told to end."""
+        try:
+            super().run()
+        finally:
+            self._member.close()
 
     def came(self, child: str, hello: Hello) -> None:
         """A worker has come. Once all are there the controller is told, and at each that comes later."""
         self.roster.set(child, hello.workers)
         workers = [worker for _, worker in self.roster.workers]
         if len(workers) == self.own.count:
+            log.info("all %d workers are there", len(workers))
             self.relay.to_parent(headed(Head(HELLO), Hello("agent", self.name, VERSIONS, workers)))
 
     def from_parent(self, head: Head, frames: Frames) -> None:
         """See ``Handler``."""
         if head.kind == START:
-            start, here = body(frames, Start), dict((w.name, child) for child, w in self.roster.workers)
+            start, here = body(frames, Start), {w.name: child for child, w in self.roster.workers}
             routes = {n: here[worker.name] for n, worker in enumerate(start.workers) if worker.name in here}
             if not routes:
                 raise ProtocolError("a session without a worker of this host")
@@ -37,8 +63,7 @@ class Agent(Node):
         elif head.kind == CLOSE:
             self.close()
         elif head.kind == REFUSED:
-            self.refused = body(frames, str)
-            self.close()
+            self._give_up(body(frames, str))
         else:
             self.pass_down(head, frames)
 
@@ -54,3 +79,15 @@ class Agent(Node):
         """The controller is told."""
         log.warning("worker %s %s", gone.worker, gone.how)
         self.pass_up(headed(Head(GONE), gone))
+
+    def _told(self, word: Word) -> None:
+        if word.text == KILL:
+            self.relay.call(partial(self.own.kill, word.detail))
+
+    def _silent(self, silent_s: float) -> None:
+        self.relay.call(partial(self._give_up, f"the controller has been silent for {silent_s:.1f} s"))
+
+    def _give_up(self, why: str) -> None:
+        log.error("%s", why)
+        self.failed = True
+        self.close()

@@ -14,6 +14,7 @@ import msgspec
 from ..core.control import Hello, Start
 from ..core.errors import DTorchError, WorkerLost, four_parts
 from ..transport.trunk import Trunk
+from .addresses import ports
 from .beating import HealthMember
 from .head import HeadTask
 from .keys import Keys
@@ -25,6 +26,9 @@ START_S = 120.0
 """How long workers may take to be there."""
 
 _NUMBERS = itertools.count()
+
+ANSWER_S = 10.0
+"""How long a controller may take to answer."""
 
 REMEDY = "read what you saved, call dtorch.session().reset() and go on from there on the workers that are left"
 
@@ -50,7 +54,7 @@ class Connection:
         self.story: Callable[[], str] = str
         self._address, self._owned = address, owned
         self._start: Start | None = None
-        self._closed = False
+        self._closed = self._gone = False
         if owned is not None:
             threading.Thread(target=self._watch, args=(owned,), name="dtorch-controller", daemon=True).start()
         who = Member(name=self._name, role="client", incarnation=0, host=socket.gethostname(), pid=os.getpid())
@@ -73,6 +77,10 @@ class Connection:
             raise WorkerLost(four_parts(text, rule, where, remedy)) from None
         return self._start
 
+    def await_answer(self, timeout_s: float) -> bool:
+        """Wait until the controller has answered; False when the time is over."""
+        return self._member.await_answer(timeout_s)
+
     def close(self) -> None:
         """End the link, and the controller and its workers with it where they are ours; a second call does nothing."""
         if self._closed:
@@ -81,6 +89,8 @@ class Connection:
         self._member.close()
         self._trunk.close(everything=self._owned is not None)
         if self._owned is not None:
+            if self._gone:
+                self._owned.kill()
             try:
                 self._owned.wait(2 * END_S)
             except subprocess.TimeoutExpired:
@@ -97,11 +107,29 @@ class Connection:
 
     def _lost(self, number: int | None, how: str) -> DTorchError:
         rule, where = "a session needs all its workers", f"the last instructions were\n{self.story()}"
+        self._gone = self._gone or number is None
         if number is None or self._start is None:
             return WorkerLost(four_parts(f"the controller at {self._address} {how}", rule, where, REMEDY))
         worker, hosting = self._start.workers[number], self._start.hosting
         given = f"worker {number} (process {worker.pid} on {worker.host}), which hosts {hosting.told(number)}, {how}"
         return WorkerLost(four_parts(given, rule, where, REMEDY))
+
+
+def join(address: str, key: str | os.PathLike[str] | None = None) -> Connection:
+    """Connect to a cluster that runs, with a key file.
+
+    Raises:
+        UsageError: the address or the key is none.
+        WorkerLost: no controller answers.
+    """
+    controller, health = ports(address)
+    connection = Connection(controller, health, Keys.read(key))
+    if not connection.await_answer(ANSWER_S):
+        connection.close()
+        given, rule = f"no answer from {address!r} within {ANSWER_S:.0f} s", "a controller answers who has its key"
+        remedy = "start it (dtorch controller --listen HOST:PORT), and see that both use the same key file and version"
+        raise WorkerLost(four_parts(given, rule, "dtorch.init", remedy))
+    return connection
 
 
 def own(workers: int) -> Connection:

@@ -10,10 +10,10 @@ from functools import partial
 
 import msgspec
 
-from ..core.control import ABORT, CLOSE, END, KILL, LOST, REFUSED, START, WELCOME, Gone, Head, Hello
-from ..core.errors import four_parts
+from ..core.control import ABORT, CLOSE, END, KILL, LOST, MEET, REFUSED, START, WELCOME, Gone, Head, Hello, Sign
+from ..core.errors import ProtocolError, four_parts
 from ..transport.relay import Frames, Relay
-from ..transport.wire import headed
+from ..transport.wire import body, headed
 from .health import HealthServer
 from .keys import Keys
 from .membership import Change, Left, Lost, Member
@@ -117,10 +117,15 @@ class Controller(Node):
             self.relay.to_child(self._client, frames)
 
     def ready(self, lease: Lease, head: Head, frames: Frames) -> None:
-        """The session is on when the last worker is ready."""
-        lease.waited_for.difference_update(head.workers)
+        """The session is on when the last worker is ready; then all are told how to find each other."""
+        if len(head.workers) != 1 or head.workers[0] not in lease.waited_for:
+            raise ProtocolError(f"workers {head.workers} are ready, but {lease.waited_for} are waited for")
+        lease.signs[head.workers[0]] = body(frames, Sign)
+        lease.waited_for.remove(head.workers[0])
         if not lease.waited_for and self._pending is not None:
             self._pending = None
+            meet = Head(MEET, lease.epoch)
+            self.pass_down(meet, headed(meet, [lease.signs[n] for n in sorted(lease.signs)]))
             self.pass_up(headed(Head(WELCOME, lease.epoch), lease.start))
 
     def worker_gone(self, gone: Gone) -> None:

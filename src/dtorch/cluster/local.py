@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +60,6 @@ class LocalWorkers:
 
     def __init__(self, tasks: list[Task], name: str, ended: Callable[[str, str], None]) -> None:
         self._tasks, self._name, self._ended = tasks, name, ended
-        self._directory = Path(tempfile.mkdtemp(prefix="dtorch-"))
         self._times = [itertools.count() for _ in tasks]
         self._hasty = [0] * len(tasks)
         self._began = [0.0] * len(tasks)
@@ -113,11 +110,10 @@ class LocalWorkers:
                 process.wait()
             let_go(process)
         self._processes = [None] * len(self._tasks)
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _start(self, place: int) -> None:
         name = f"{self._name}.{place}.{next(self._times[place])}"
-        task = msgspec.structs.replace(self._tasks[place], name=name, rendezvous=str(self._directory))
+        task = msgspec.structs.replace(self._tasks[place], name=name)
         self._names[place], self._began[place] = name, time.monotonic()
         self._processes[place] = launch(WORKER, task)
 

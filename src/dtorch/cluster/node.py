@@ -19,6 +19,7 @@ from ..core.control import (
     END,
     GONE,
     HELLO,
+    MEET,
     READY,
     REFUSED,
     REPLY,
@@ -58,7 +59,7 @@ class Node:
         self.lease: Lease | None = None
         parent = relay.address.replace("0.0.0.0", "127.0.0.1")
         given = msgspec.structs.asdict(keys)
-        tasks = [Task(parent, "", socket.gethostname(), address, each, health, given, "") for each in devices]
+        tasks = [Task(parent, "", socket.gethostname(), address, each, health, given) for each in devices]
         self.own = LocalWorkers(tasks, name, self.worker_ended)
 
     def run(self) -> None:
@@ -105,7 +106,7 @@ class Node:
 
     def pass_down(self, head: Head, frames: Frames) -> None:
         """Give a message of the session to those it is for."""
-        if self.lease is None or head.epoch != self.lease.epoch or head.kind not in (SUBMIT, REQUEST, END):
+        if self.lease is None or head.epoch != self.lease.epoch or head.kind not in (MEET, SUBMIT, REQUEST, END):
             return
         for child in self.lease.targets(head):
             self.relay.to_child(child, frames)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..core.control import Head, Start, WorkerInfo
+from ..core.control import Head, Sign, Start, WorkerInfo
 from ..core.errors import ProtocolError
 from ..core.hosting import Hosting
 
@@ -49,12 +49,14 @@ class Lease:
         start: what all are told.
         routes: the child behind which each worker is, by number.
         waited_for: numbers of those that are not ready yet.
+        signs: how those that are are found.
     """
 
     epoch: int
     start: Start
     routes: dict[int, str]
     waited_for: set[int] = field(init=False)
+    signs: dict[int, Sign] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.waited_for = set(self.routes)

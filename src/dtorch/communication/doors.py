@@ -1,4 +1,4 @@
-"""How two workers find each other: through a store, and on one host through a socket as well."""
+"""How two workers of one host find each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from .peers import PeerLost
 from .shared import SharedPair, new_memory
@@ -22,28 +21,17 @@ HELLO_S = 10.0
 """How long one that has connected may take to say who it is."""
 
 
-def awaited(store: Any, key: str, peer: int, timeout_s: float, broken: Callable[[], bool]) -> bytes:
-    """What another worker has put into a store, as soon as it has.
-
-    Raises:
-        PeerLost: it does not come, or is not waited for any more.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not store.check([key]):
-        if broken() or time.monotonic() > deadline:
-            raise PeerLost(peer)
-        time.sleep(POLL_S)
-    return bytes(store.get(key))
-
-
 class Door:
     """Where the other workers of this host knock.
 
     Its socket has no file, and only this user's processes that know the secret are let in.
+
+    Attributes:
+        sign: what others need to know to knock.
     """
 
-    def __init__(self, me: int, store: Any) -> None:
-        self._me, self._store = me, store
+    def __init__(self, me: int) -> None:
+        self._me = me
         self._secret = secrets.token_bytes(SECRET_NBYTES)
         self._here = host()
         self._came: dict[int, tuple[socket.socket, int]] = {}
@@ -55,11 +43,15 @@ class Door:
             self._socket.bind(f"\0{name}")
             self._socket.listen(socket.SOMAXCONN)
             self._socket.settimeout(POLL_S)
-        store.set(f"door-{me}", f"{self._here} {name} {self._secret.hex()}")
+        self.sign = f"{self._here} {name} {self._secret.hex()}"
 
-    def pair(self, peer: int, timeout_s: float, broken: Callable[[], bool]) -> SharedPair | None:
-        """Meet another worker; None where it is on another host."""
-        here, name, secret = awaited(self._store, f"door-{peer}", peer, timeout_s, broken).decode().split(" ")
+    def pair(self, peer: int, sign: str, timeout_s: float, broken: Callable[[], bool]) -> SharedPair | None:
+        """Meet another worker, whose door has this sign; None where it is on another host.
+
+        Raises:
+            PeerLost: it does not come, or is not waited for any more.
+        """
+        here, name, secret = sign.split(" ")
         if not here or here != self._here:
             return None
         if self._me < peer:

@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .peers import PeerLost
+from .peers import PeerLost, Post
 
 GO, REFUSE = 1, 0
 
 POLL_S = 0.1
+MEETING_S = 0.001
 
 BLOCK_NBYTES = 4 << 10
 """What goes along with the word that opens an exchange. Its size is fixed, for who refuses does not know what was to come."""
@@ -35,9 +36,22 @@ class Waiter:
         # It may be left waiting for good, and must not keep the process.
         threading.Thread(target=self._work, name="dtorch-waiter", daemon=True).start()
 
-    def meet(self, peer: int, store: Any, rank: int) -> GroupPair:
-        """Meet another worker."""
-        return self._done(peer, lambda: GroupPair(store, rank, self._timeout))
+    def meet(self, peer: int, rank: int, address: str, subject: str, post: Post) -> GroupPair:
+        """Meet another worker, by telling each other by post where each listens."""
+        store: Any = dist.HashStore()
+        told = False
+
+        def tell() -> None:
+            nonlocal told
+            if not told and (keys := store.list_keys()):
+                told = True
+                post.send(peer, subject, b"\0".join([keys[0].encode(), store.get(keys[0])]))
+            # Only then, for the first key in the store is to be its own.
+            if told and (heard := post.receive(peer, subject)) is not None:
+                key, _, value = heard.partition(b"\0")
+                store.set(key.decode(), value)
+
+        return self._done(peer, lambda: GroupPair(store, rank, address, self._timeout), tell, MEETING_S)
 
     def wait(self, peer: int, works: Sequence[Any]) -> None:
         """Wait for works that depend on another worker."""
@@ -47,14 +61,16 @@ class Waiter:
         """End the thread, once it waits no more."""
         self._queue.put(None)
 
-    def _done(self, peer: int, job: Callable[[], Any]) -> Any:
+    def _done(
+        self, peer: int, job: Callable[[], Any], meanwhile: Callable[[], None] = lambda: None, poll_s: float = POLL_S
+    ) -> Any:
         done: Future[Any] = Future()
         self._queue.put((job, done))
         while not self._broken():
             try:
-                return done.result(POLL_S)
+                return done.result(poll_s)
             except TimeoutError:
-                continue
+                meanwhile()
             except RuntimeError as error:
                 raise PeerLost(peer) from error
         raise PeerLost(peer)
@@ -71,8 +87,8 @@ class Waiter:
 class GroupPair:
     """The connection of two workers. Messages each way are numbered, which tells them apart."""
 
-    def __init__(self, store: dist.Store, rank: int, timeout: timedelta) -> None:
-        self.group: Any = dist.ProcessGroupGloo(store, rank, 2, timeout)
+    def __init__(self, store: dist.Store, rank: int, address: str, timeout: timedelta) -> None:
+        self.group: Any = dist.ProcessGroupGloo(store, rank, 2, options(address, timeout))
         self.other = 1 - rank
         self.sent = self.received = 0
 
@@ -85,6 +101,15 @@ class GroupPair:
         """Fill a tensor with what comes."""
         self.received += 1
         return self.group.recv([tensor], self.other, self.received)
+
+
+def options(address: str, timeout: timedelta) -> Any:
+    """Options of a group that meets at an address of this host. Without them it would be the host name's, often loopback."""
+    gloo: Any = dist.ProcessGroupGloo
+    given = gloo._Options()
+    given._devices = [gloo.create_device(hostname=address)]
+    given._timeout = timeout
+    return given
 
 
 class Talk:

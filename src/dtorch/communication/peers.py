@@ -45,6 +45,19 @@ class Peers(Protocol):
         """Let go of all connections."""
 
 
+class Post(Protocol):
+    """Short messages to and from other workers, by which they agree on a way to each other."""
+
+    def send(self, peer: int, subject: str, data: bytes) -> None:
+        """Send a worker something about a subject."""
+
+    def receive(self, peer: int, subject: str) -> bytes | None:
+        """What a worker has sent about a subject, once; None while it has not come."""
+
+    def close(self) -> None:
+        """Take no more."""
+
+
 class NoPeers:
     """For a worker that is alone."""
 

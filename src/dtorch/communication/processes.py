@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import torch.distributed as dist
-
 from .doors import Door
 from .groups import REFUSE, GroupPair, Talk, Waiter
-from .peers import Message, PeerLost
+from .peers import Message, PeerLost, Post
 from .shared import REFUSE as NO
 from .shared import Flow, SharedPair, converse
 
@@ -20,21 +18,30 @@ class ProcessPeers:
 
     Args:
         me: number of this worker.
-        workers: how many there are.
-        place: a file through which they find each other.
+        address: of this host.
+        post: through which workers of different hosts find each other; closed with this.
         timeout_s: how long a peer may keep this worker waiting.
         alone: share no memory, as between hosts.
     """
 
-    def __init__(self, me: int, workers: int, place: str, timeout_s: float, *, alone: bool = False) -> None:
-        self._me, self._timeout_s = me, timeout_s
-        self._store = dist.FileStore(place, workers)
-        self._door = None if alone else Door(me, self._store)
+    def __init__(self, me: int, address: str, post: Post, timeout_s: float, *, alone: bool = False) -> None:
+        self._me, self._address, self._post, self._timeout_s = me, address, post, timeout_s
+        self._door = None if alone else Door(me)
+        self._signs: Sequence[str] = ()
         self._shared: dict[int, SharedPair] = {}
         self._groups: dict[int, GroupPair] = {}
         self._made: dict[int, int] = {}
         self._aborted = False
         self._waiter = Waiter(timeout_s, self._broken)
+
+    @property
+    def sign(self) -> str:
+        """What the others need to find this one."""
+        return "" if self._door is None else self._door.sign
+
+    def introduce(self, signs: Sequence[str]) -> None:
+        """The signs of all, by number."""
+        self._signs = signs
 
     def exchange(self, peers: Collection[int], sends: Sequence[Message], receives: Sequence[Message]) -> set[int]:
         """See ``Peers``."""
@@ -76,6 +83,7 @@ class ProcessPeers:
         if self._door is not None:
             self._door.close()
         self._waiter.close()
+        self._post.close()
 
     def _broken(self) -> bool:
         return self._aborted
@@ -95,15 +103,17 @@ class ProcessPeers:
         if peer in self._shared or peer in self._groups:
             return
         shared = (
-            self._door.pair(peer, self._timeout_s, self._broken) if self._door is not None and not self._made.get(peer) else None
+            self._door.pair(peer, self._signs[peer], self._timeout_s, self._broken)
+            if self._door is not None and not self._made.get(peer)
+            else None
         )
         if shared is not None:
             self._shared[peer] = shared
             return
         number = self._made[peer] = self._made.get(peer, 0) + 1
         first, second = sorted((self._me, peer))
-        store = dist.PrefixStore(f"{first}-{second}-{number}", self._store)
-        self._groups[peer] = self._waiter.meet(peer, store, int(self._me > peer))
+        subject = f"{first}-{second}-{number}"
+        self._groups[peer] = self._waiter.meet(peer, int(self._me > peer), self._address, subject, self._post)
 
     def _leave(self, peer: int) -> None:
         self._groups.pop(peer).group.abort()

@@ -14,7 +14,8 @@ VERSION = 1
 """Of this page. ``program.VERSION`` is that of the instructions."""
 
 # Towards the workers.
-START, SUBMIT, REQUEST, END, CLOSE, WELCOME, REFUSED, LOST = "start", "submit", "request", "end", "close", "welcome", "no", "lost"
+START, MEET, SUBMIT, REQUEST, END, CLOSE = "start", "meet", "submit", "request", "end", "close"
+WELCOME, REFUSED, LOST = "welcome", "no", "lost"
 # Away from them.
 HELLO, READY, DONE, REPLY, GONE = "hello", "ready", "done", "reply", "gone"
 # Through the health service: to a worker, that the session of this number has broken; to an agent, to end a worker.
@@ -76,6 +77,13 @@ class Start(msgspec.Struct, frozen=True):
     threads: int
 
 
+class Sign(msgspec.Struct, frozen=True):
+    """How the other workers find one: the sign of its door, and the address of its letter box."""
+
+    door: str
+    post: str
+
+
 class Gone(msgspec.Struct, frozen=True):
     """A worker has ended, or is taken to have."""
 
@@ -102,7 +110,6 @@ class Task(msgspec.Struct, frozen=True):
         parent: the address of whoever started it.
         health: that of the health service.
         keys: of the cluster, by name of the part.
-        rendezvous: a place where the workers of a host find each other.
     """
 
     parent: str
@@ -112,4 +119,3 @@ class Task(msgspec.Struct, frozen=True):
     devices: dict[str, int]
     health: str
     keys: dict[str, str]
-    rendezvous: str

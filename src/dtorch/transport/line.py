@@ -4,33 +4,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
-from ..core.control import CLOSE, DONE, END, HELLO, READY, REFUSED, REPLY, REQUEST, START, SUBMIT, Head, Hello, Start
+from ..core.control import CLOSE, DONE, END, HELLO, MEET, READY, REFUSED, REPLY, REQUEST, START, SUBMIT, Head, Hello, Sign, Start
 from ..core.errors import ProtocolError
 from .base import Runner
 from .messages import decode_batch, encode_reply
 from .wire import LINGER_MS, Key, body, connect, headed, parsed
 
 
+class Part(Protocol):
+    """A worker's part in a session."""
+
+    @property
+    def runner(self) -> Runner:
+        """What runs its batches."""
+
+    @property
+    def sign(self) -> Sign:
+        """How the others find it."""
+
+    def introduce(self, signs: list[Sign]) -> None:
+        """How it finds the others, by number."""
+
+
 class Line:
     """The link of one worker.
 
     Args:
-        open_session: makes the runner for a session of its number, epoch and ``Start``.
+        take_part: makes its part in a session, of its number, the epoch and ``Start``.
 
     Attributes:
         count: batches that have run in this session.
         busy_since: when the batch at hand was begun, by the monotonic clock; None when idle.
     """
 
-    def __init__(self, address: str, hello: Hello, key: Key, open_session: Callable[[int, int, Start], Runner]) -> None:
+    def __init__(self, address: str, hello: Hello, key: Key, take_part: Callable[[int, int, Start], Part]) -> None:
         self._context = zmq.Context()
         self._socket = connect(self._context, address, hello.name, key)
-        self._hello, self._open = hello, open_session
-        self._runner: Runner | None = None
+        self._hello, self._take_part = hello, take_part
+        self._part: Part | None = None
         self._epoch = self._number = self.count = 0
         self.busy_since: float | None = None
 
@@ -50,9 +65,9 @@ class Line:
                 raise ProtocolError(body(frames, str))
             if head.kind == START:
                 self._start(head.epoch, body(frames, Start))
-            elif head.epoch == self._epoch and self._runner is not None:
+            elif head.epoch == self._epoch and self._part is not None:
                 self.busy_since = time.monotonic()
-                self._run(head, frames, self._runner)
+                self._run(head, frames, self._part)
                 self.busy_since = None
             del frames
         self._leave()
@@ -62,13 +77,17 @@ class Line:
         self._leave()
         self._epoch, self.count = epoch, 0
         self._number = [worker.name for worker in start.workers].index(self._hello.name)
-        self._runner = self._open(self._number, epoch, start)
-        self._send(headed(Head(READY, epoch, [self._number])))
+        self._part = self._take_part(self._number, epoch, start)
+        self._send(headed(Head(READY, epoch, [self._number]), self._part.sign))
 
-    def _run(self, head: Head, frames: list[zmq.Frame], runner: Runner) -> None:
+    def _run(self, head: Head, frames: list[zmq.Frame], part: Part) -> None:
         if head.kind == END:
             self._leave()
             return
+        if head.kind == MEET:
+            part.introduce(body(frames, list[Sign]))
+            return
+        runner = part.runner
         first, batch = decode_batch([frame.buffer for frame in frames[1:]])
         self.count += 1
         if head.kind == REQUEST:
@@ -79,9 +98,9 @@ class Line:
             self._send(headed(Head(DONE, self._epoch, [self._number], self.count)))
 
     def _leave(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
+        if self._part is not None:
+            self._part.runner.close()
+            self._part = None
 
     def _send(self, frames: list[Any]) -> None:
         self._socket.send_multipart(frames, copy=False)

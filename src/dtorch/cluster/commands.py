@@ -1,0 +1,48 @@
+"""What ``dtorch controller`` and ``dtorch agent`` do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+
+import zmq
+
+from ..core.errors import UsageError, four_parts
+from ..transport.relay import Relay
+from .addresses import devices, ports, reached_by
+from .agent import Agent
+from .head import Controller
+from .keys import Keys
+
+FAILED = 1
+
+
+def run_controller(listen: str, key: str | None) -> int:
+    """Be the controller of a cluster until told to end; returns the exit code."""
+    _log()
+    keys, (address, health) = Keys.read(key), ports(listen)
+    try:
+        relay = Relay(keys.lock, address)
+    except zmq.ZMQError as error:
+        rule, remedy = "a controller listens at a free port of this machine", "give another HOST:PORT"
+        raise UsageError(four_parts(f"the address {listen!r}: {error}", rule, "dtorch controller --listen", remedy)) from error
+    controller = Controller(relay, keys, health)
+    logging.getLogger("dtorch.controller").info("listening at %s, health at %s", address, health)
+    controller.run()
+    return 0
+
+
+def run_agent(controller: str, given: str, key: str | None, address: str | None) -> int:
+    """Be the agent of this host until told to end; returns the exit code."""
+    _log()
+    keys, (parent, health), each = Keys.read(key), ports(controller), devices(given)
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    relay = Relay(keys.lock, "tcp://127.0.0.1:*", (parent, name, keys.line))
+    agent = Agent(relay, keys, health, name, each, address or reached_by(health))
+    agent.run()
+    return FAILED if agent.failed else 0
+
+
+def _log() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
