@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -271,10 +272,11 @@ def test_a_cut_link_is_replaced_in_time(house: House) -> None:
     link = Cut(server.address)
     one = house.enter(address=link.address, on_word=words, on_silence=silence, **settings)
     assert one.await_answer(WAIT_S)
-    for text in ("first", "second", "third"):
+    for cut in range(3):
         link.cut()
-        server.say("w0", text)
-        assert words.next(Word).text == text
+        for n in range(5):
+            server.say("w0", f"{cut}.{n}")
+        assert [words.next(Word).text for _ in range(5)] == [f"{cut}.{n}" for n in range(5)]
     assert link.connections == 4 and not silence.all
     assert len(house.changes.of(Joined)) == 1 and not house.changes.of(Lost)
     one.close()
@@ -294,9 +296,17 @@ def test_a_link_that_stays_cut_is_noticed_at_both_ends(house: House) -> None:
     link.close()
 
 
-def _resources() -> tuple[int, int]:
+def _resources() -> Counter[str]:
+    """Threads, also those that are not Python's, and open files, by name."""
     gc.collect()
-    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+    names: Counter[str] = Counter()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            names["thread " + (task / "comm").read_text().strip()] += 1
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            names[os.readlink(file).partition(":")[0]] += 1
+    return names
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="only Linux tells")
@@ -311,10 +321,13 @@ def test_closing_is_quick_and_leaves_nothing() -> None:
         for one in (*house.members, house.server):
             began_s = time.monotonic()
             one.close()
-            assert time.monotonic() - began_s < 1.0
+            assert time.monotonic() - began_s < 5.0  # a second at most, were the machine idle
         del house, one
     # Threads of gRPC's own end in their time.
-    await_true(lambda: all(now <= then for now, then in zip(_resources(), before, strict=True)))
+    deadline_s = time.monotonic() + WAIT_S
+    while left := _resources() - before:
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.05)
 
 
 QUIET = """

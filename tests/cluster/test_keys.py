@@ -24,7 +24,7 @@ def test_what_is_written_is_read(path: Path) -> None:
     keys = Keys.generate()
     assert keys.write(path) == path and Keys.read(path) == keys
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o077 == 0
-    assert keys.line.worker_secret == keys.member_secret.encode()
+    assert keys.line.member_secret == keys.member_secret.encode() and keys.lock.secret == keys.hub_secret.encode()
 
 
 def test_every_key_is_another() -> None:

@@ -94,6 +94,7 @@ class HealthMember:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), 2 * FAREWELL_S)
         self._working.cancel()
+        await self._ended.wait()
 
     async def _look(self) -> None:
         attention, told = Attention(self._beat_s), False

@@ -37,7 +37,7 @@ from .rpc import METHOD, SERVER, SERVICE, Loop, grpc_aio, guarded, server_creden
 log = logging.getLogger("dtorch.health")
 
 LOOPBACK = "127.0.0.1:0"
-START_S = 10.0
+START_S = 30.0
 FAREWELL_S = 0.3
 """For how long words that are on their way hold up the end."""
 
@@ -199,7 +199,7 @@ class HealthServer:
                 return read_hello(frame)
             except OtherVersion as error:
                 self._drop("other version", str(error))
-                await context.write(encode(Word(next(self._numbers), REFUSED, str(error))))
+                await self._refuse(context, str(error))
                 return None
             except ProtocolError as error:
                 self._drop("malformed", str(error))
@@ -211,7 +211,7 @@ class HealthServer:
         for change in self._handle(Introduced(hello.member)):
             if isinstance(change, Refused):
                 self._drop("refused", change.why)
-                await context.write(encode(Word(next(self._numbers), REFUSED, change.why)))
+                await self._refuse(context, change.why)
                 return None
         link = _Link(hello.member, context)
         if before is not None and before.member == hello.member:
@@ -219,9 +219,11 @@ class HealthServer:
             link.words = before.words
         self._links[hello.member.name] = link
         link.forget(hello.heard)
-        for frame in (HEARD, *map(encode, link.words)):
-            await link.write(frame)
+        await link.write(HEARD, *map(encode, link.words))
         return link
+
+    async def _refuse(self, context: Any, why: str) -> None:
+        await _write(context, encode(Word(next(self._numbers), REFUSED, why)))
 
     async def _say(self, name: str, text: str, detail: str) -> None:
         link = self._links.get(name)
@@ -254,16 +256,22 @@ class _Link:
         while self.words and self.words[0].number <= heard:
             self.words.popleft()
 
-    async def write(self, frame: bytes) -> None:
-        """Send; nothing happens where the connection has ended, for the member comes back or falls silent."""
+    async def write(self, *frames: bytes) -> None:
+        """Send, with nothing in between: of words that come out of order only the newest is heard."""
         async with self._writing:
-            try:
-                await self._context.write(frame)
-            except Exception as error:
-                log.debug("a connection of %r has ended: %s", self.member.name, str(error))
+            for frame in frames:
+                await _write(self._context, frame)
 
     def cancel(self) -> None:
         """End it."""
         # A member that leaves ends its own.
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
+
+
+async def _write(context: Any, frame: bytes) -> None:
+    """Send; nothing happens where the connection has ended, for its member comes back or falls silent."""
+    try:
+        await context.write(frame)
+    except Exception as error:
+        log.debug("the connection of %s has ended: %s", context.peer(), str(error))

@@ -24,8 +24,8 @@ log = logging.getLogger("dtorch.health")
 
 SERVICE, METHOD = "dtorch.Health", "Beat"
 
-END_S = 1.0
-"""How long an end may take that somebody waits for; the thread does not keep the process from ending."""
+END_S = 10.0
+"""How long an end may take that somebody waits for. It takes milliseconds, but on a machine with no time for it."""
 
 QUIET = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_TRACE": ""}
 """gRPC writes to the terminal by itself, also when somebody else in the process forks."""
@@ -157,6 +157,9 @@ class Loop:
 
 async def _rest() -> None:
     left = asyncio.all_tasks() - {asyncio.current_task()}
+    if left:
+        # They are ending: cut short, they would leave connections open.
+        _, left = await asyncio.wait(left, timeout=END_S / 10)
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
