@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import typing
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,7 +49,7 @@ from dtorch.core.program import (
     Vary,
 )
 from dtorch.transport.inprocess import InlineTransport
-from dtorch.transport.messages import EncodedTransport, decode_batch, decode_reply, encode_batch, encode_reply
+from dtorch.transport.messages import EncodedTransport, decode_batch, decode_reply, deflated, encode_batch, encode_reply
 from dtorch.worker.executor import Executor
 from tests.worker.plans import ONE
 
@@ -245,3 +246,22 @@ def test_a_function_travels_pickled_only() -> None:
     with pytest.raises(InternalError, match="not made ready"):
         encode_batch(0, [PutFunction(1, len)])
     assert decode_batch(encode_batch(0, [PutFunction(1, b"pickled")]))[1] == [PutFunction(1, b"pickled")]
+
+
+def test_long_frames_travel_compressed_and_what_is_no_such_frame_is_refused() -> None:
+    batch = [Calls.of(*(Call(7, [n], [n + 1], []) for n in range(2000)))]
+    frames = encode_batch(3, batch)
+    frames[0], plain = deflated(frames[0]), frames[0]
+    assert len(frames[0]) < len(plain) / 4
+    assert decode_batch(frames) == decode_batch([plain]) == (3, batch)
+    short = encode_batch(0, [])
+    assert deflated(short[0]) is short[0]
+    for wrong in (frames[0][:-9], frames[0][:40] + b"\0" * 40 + frames[0][80:], b"", b"\x78"):
+        with pytest.raises(ProtocolError):
+            decode_batch([wrong])
+
+
+def test_a_frame_that_inflates_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtorch.transport.messages.MOST_INFLATED_NBYTES", 1 << 16)
+    with pytest.raises(ProtocolError, match="more than 65536 bytes"):
+        decode_batch([zlib.compress(b"\0" * (1 << 24), 9)])

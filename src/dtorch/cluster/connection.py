@@ -134,6 +134,11 @@ def join(address: str, key: str | os.PathLike[str] | None = None) -> Connection:
 
 def own(workers: int) -> Connection:
     """Start a controller with so many workers on this machine, which end with this process."""
+    return own_controller(workers)[0]
+
+
+def own_controller(workers: int) -> tuple[Connection, Keys, str]:
+    """The same with what else lets others join: the key, and the controller's address."""
     keys = Keys.generate()
     reading, writing = os.pipe()
     task = HeadTask(workers, writing, msgspec.structs.asdict(keys))
@@ -146,4 +151,4 @@ def own(workers: int) -> Connection:
         let_go(process)
         rule, where = "the controller tells where it listens", "dtorch.init"
         raise WorkerLost(four_parts(f"the controller {how(process)}", rule, where, "its standard error says more"))
-    return Connection(address, health, keys, process)
+    return Connection(address, health, keys, process), keys, address

@@ -43,16 +43,16 @@ class Controller(Node):
         relay: its sockets.
         keys: of the cluster.
         listen: where the health service does.
-        own: how many workers it starts itself, for a client that has started it and ends it.
+        own: how many workers it starts itself, for a client that has started it and ends it; None without such a client.
     """
 
-    def __init__(self, relay: Relay, keys: Keys, listen: str, own: int = 0) -> None:
-        self._owned = own > 0
+    def __init__(self, relay: Relay, keys: Keys, listen: str, own: int | None = None) -> None:
+        self._owned = own is not None
         self._client: str | None = None
         self._pending: Hello | None = None
         self._epoch = 0
         self.health = HealthServer(keys, listen, lambda change: relay.call(partial(self.changed, change)), spare=self._spare)
-        super().__init__(relay, keys, self.health.address, "local", [{}] * own, "127.0.0.1")
+        super().__init__(relay, keys, self.health.address, "local", [{}] * (own or 0), "127.0.0.1")
 
     def run(self) -> None:
         """Work until told to end."""

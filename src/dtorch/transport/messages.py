@@ -1,11 +1,13 @@
 """Batches and replies as frames of bytes: one msgpack frame, then the raw bytes of each tensor.
 
-Every message starts with the vocabulary's version, which is checked before anything else is read.
+Every message starts with the vocabulary's version, which is checked before anything else is read. A long msgpack frame may
+come compressed: calls of one batch are much alike.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +22,13 @@ from .frames import Frame, TensorHeader, from_frame, to_frame
 
 _TENSOR, _COMPLEX, _BIG_INT = 1, 2, 3
 _ARGUMENTS = {"slot": Slot, "scalar": Scalar, "vary": Vary, "const": Const}
+
+WORTH_NBYTES = 4 << 10
+"""A shorter frame is sent as it is."""
+
+MOST_INFLATED_NBYTES = 1 << 30
+
+_DEFLATED = zlib.compress(b"")[0]
 
 Envelope = tuple[int, int, msgspec.Raw]
 
@@ -51,6 +60,30 @@ def decode_reply(frames: Sequence[Frame]) -> Reply:
         ProtocolError: the sender speaks another version, or the frames are no reply.
     """
     return _decode(frames, Reply)[1]
+
+
+def deflated(frame: Frame) -> Frame:
+    """A msgpack frame as it is to travel."""
+    return zlib.compress(frame, 1) if len(frame) >= WORTH_NBYTES else frame
+
+
+def inflated(frame: Frame) -> Frame:
+    """A msgpack frame as it was before ``deflated``.
+
+    Raises:
+        ProtocolError: it was never one.
+    """
+    # Every envelope begins with the byte of an array of three, never with this one.
+    if not len(frame) or frame[0] != _DEFLATED:
+        return frame
+    try:
+        stream = zlib.decompressobj()
+        plain = stream.decompress(frame, MOST_INFLATED_NBYTES)
+    except zlib.error as error:
+        raise _unlike(f"a frame that cannot be inflated: {error}") from error
+    if not stream.eof:
+        raise _unlike(f"a frame that is cut short, or of more than {MOST_INFLATED_NBYTES} bytes")
+    return plain
 
 
 class EncodedTransport:
@@ -124,7 +157,7 @@ def _decode(frames: Sequence[Frame], kind: Any) -> tuple[int, Any]:
         raise ProtocolError(f"unknown extension {code} in a message")
 
     try:
-        version, first, body = msgpack.decode(frames[0], type=Envelope)
+        version, first, body = msgpack.decode(inflated(frames[0]), type=Envelope)
         _check_version(version)
         return first, msgpack.decode(body, type=kind, ext_hook=restore)
     except (msgspec.DecodeError, IndexError) as error:

@@ -17,7 +17,7 @@ from ..core.control import CLOSE, DONE, END, HELLO, LOST, REFUSED, REPLY, REQUES
 from ..core.errors import InternalError, ProtocolError
 from ..core.program import Instruction, PendingReply, Reply
 from .frames import Frame
-from .messages import decode_reply, encode_batch
+from .messages import decode_reply, deflated, encode_batch
 from .wire import LINGER_MS, Key, body, connect, headed, parsed
 
 CREDITS = 64
@@ -111,6 +111,9 @@ class Trunk:
                     frames = self._queue.popleft()
                     if not frames:
                         return
+                    # Here, where it takes no time of who issues operators.
+                    if len(frames) > 1:
+                        frames[1] = deflated(frames[1])
                     self._socket.send_multipart(frames, copy=False)
             if self._socket in ready:
                 frames = self._socket.recv_multipart(copy=False)
