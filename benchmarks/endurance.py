@@ -51,9 +51,8 @@ def kill(times: int, seed: int) -> bool:
         timer.join()
         dtorch.shutdown()
         print(f"  {taken[-1] * 1e3:.0f} ms", file=sys.stderr, flush=True)
-    print(
-        f"kill -9 to the exception, {times} times: median {statistics.median(taken) * 1e3:.0f} ms, worst {max(taken):.2f} s (<= 3 s)"
-    )
+    median, worst = statistics.median(taken), max(taken)
+    print(f"kill -9 to the exception, {times} times: median {median * 1e3:.0f} ms, worst {worst:.2f} s (<= 3 s)")
     return worst <= 3
 
 
