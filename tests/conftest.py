@@ -9,7 +9,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 import random
-import sys
 from collections.abc import Iterator
 
 import hypothesis
@@ -18,6 +17,8 @@ import pytest
 import torch
 import tqdm
 
+import dtorch
+from dtorch.tensor import client as clients
 from tests.leaks import leaks, running
 
 torch.set_num_threads(1)
@@ -32,17 +33,20 @@ hypothesis.settings.load_profile("dtorch")
 def _shutdown_leaves_nothing_running() -> Iterator[None]:
     before = running()
     yield
-    if "dtorch" in sys.modules:
-        sys.modules["dtorch"].shutdown()
+    dtorch.shutdown()
     left = leaks(before)
     assert not left, f"after dtorch.shutdown() there still runs: {', '.join(left)}"
 
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing_running() -> Iterator[None]:
+    # Worker processes serve many tests. A session that a test starts is its own, and ends with it.
+    session = dtorch.session() if os.environ.get("DTORCH_WORKERS") else None
     before = running()
     yield
-    left = leaks(before, session_may_live=True)
+    if session is not None and clients.running() is not session:
+        dtorch.shutdown()
+    left = leaks(before)
     assert not left, f"the test left running: {', '.join(left)}; its owner must close it"
 
 

@@ -13,6 +13,7 @@ import dtorch
 from dtorch import Partial, Replicate, Shard, init_device_mesh
 from dtorch.core.errors import RemoteError
 from dtorch.testing.threads import threaded_session
+from dtorch.worker.meeting import Messages, TalkInParts
 from tests.models.zoo import MODELS, VOCABULARY, assert_same_training, llama, without_dropout
 
 WORKERS = [(2, None), (3, None), (5, None), (2, {"cpu": [5, 1]}), (3, {"cpu": [1, 0, 5]})]
@@ -66,6 +67,43 @@ def test_sums_small_and_large(op: str, rows: int) -> None:
         tensor = dtorch.from_local(lambda at, given=pieces: given[at[1]].clone(), mesh, [Replicate(), Partial(op)])
         for target in ([Replicate(), Replicate()], [Replicate(), Shard(0)], [Shard(1), Shard(0)]):
             torch.testing.assert_close(tensor.redistribute(placements=target).to_torch(), whole.to(dtype), rtol=1e-6, atol=0)
+
+
+SIDES = [(9000, 100), (100, 9000), (9000, 8500)]
+"""Of which sums some are large and some are small."""
+
+
+@pytest.mark.parametrize("sizes", SIDES, ids=str)
+@pytest.mark.usefixtures("workers")
+def test_a_large_sum_beside_a_small_one(sizes: tuple[int, int]) -> None:
+    whole = torch.arange(sum(sizes))
+    for axes in ((0, 1), (1, 0)):
+        mesh = init_device_mesh("cpu", tuple((3, 2)[a] for a in axes))
+        source, target = [Partial(), Shard(0, sizes)], [Replicate(), Shard(0, sizes)]
+        tensor = dtorch.Tensor(whole, device_mesh=mesh).redistribute(placements=[source[a] for a in axes])
+        assert torch.equal(tensor.redistribute(placements=[target[a] for a in axes]).to_torch(), whole)
+
+
+def test_a_failure_between_the_rounds_of_a_large_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = TalkInParts.second
+
+    def failing(self: TalkInParts) -> Messages:
+        if self.meeting.me == 1 and self.meeting.step.op == "max":
+            raise MemoryError("no room")
+        return second(self)
+
+    monkeypatch.setattr(TalkInParts, "second", failing)
+    mesh = init_device_mesh("cpu", (4, 2))
+    with threaded_session(3):
+        for sizes in SIDES:
+            tensor = dtorch.Tensor(torch.ones(sum(sizes)), device_mesh=mesh)
+            placed = [Replicate(), Shard(0, sizes)]
+            large = tensor.redistribute(placements=[Partial("max"), placed[1]]).redistribute(placements=placed)
+            with pytest.raises(RemoteError, match="no room"):
+                large.to_torch()
+            assert tensor.redistribute(placements=[Partial(), placed[1]]).redistribute(placements=placed).sum().item() == sum(
+                sizes
+            )
 
 
 @pytest.mark.usefixtures("workers")

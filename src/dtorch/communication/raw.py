@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..core.raw import as_bytes
+
 KEPT_NBYTES = 64 << 20
 """How much memory a thread keeps for what it packs and receives: fresh memory costs several times what filling it does."""
 
@@ -45,15 +47,10 @@ def packed(tensor: Tensor, order: Sequence[int]) -> Tensor:
     dense = tensor.detach().resolve_conj().resolve_neg().permute(list(order))
     if not dense.is_contiguous():
         dense = scratch.room(dense.shape, dense.dtype, dense.device).copy_(dense)
-    return raw(dense)
+    return as_bytes(dense)
 
 
 def blank(shape: Sequence[int], dtype: torch.dtype, device: torch.device, order: Sequence[int]) -> tuple[Tensor, Tensor]:
     """A tensor of scratch to be filled, its dims laid out in an order, and the bytes it consists of."""
     dense = scratch.room([shape[d] for d in order], dtype, device)
-    return dense.permute([order.index(d) for d in range(len(order))]), raw(dense)
-
-
-def raw(dense: Tensor) -> Tensor:
-    """The bytes of a dense tensor."""
-    return dense.reshape(-1).view(torch.uint8)
+    return dense.permute([order.index(d) for d in range(len(order))]), as_bytes(dense)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import ProtocolError
+from ..core.raw import as_bytes
 
 Frame = bytes | bytearray | memoryview
 
@@ -30,7 +31,7 @@ def to_frame(tensor: Tensor, number: int) -> tuple[TensorHeader, memoryview]:
     order = list(range(plain.ndim)) if expanded else sorted(range(plain.ndim), key=lambda d: -plain.stride()[d])
     dense = plain.permute(order).contiguous()
     header = TensorHeader(number, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), order)
-    return header, dense.reshape(-1).view(torch.uint8).numpy().data
+    return header, as_bytes(dense).numpy().data
 
 
 def from_frame(header: TensorHeader, frame: Frame) -> Tensor:

@@ -57,16 +57,22 @@ class CollectiveStep:
             self.refuse()
             raise
         refused = self.others.exchange(self.peers, *_all([t.first for _, t in talks]))
-        going = [(number, t) for number, t in talks if not refused.intersection(t.meeting.line.members)]
-        longer = [t for _, t in going if isinstance(t, TalkInParts)]
-        if longer:
-            # Those of other lines know nothing of a second round.
-            peers = {w for t in longer for w in t.meeting.line.members if w != t.meeting.me}
-            self.others.exchange(sorted(peers), *_all([t.second() for t in longer]))
-        for number, talk in going:
-            self.parts[number].finish(talk, slots, made[number])
+        refused |= self._meet_again([t for _, t in talks if isinstance(t, TalkInParts) and _goes_on(t, refused)])
+        for number, talk in talks:
+            if _goes_on(talk, refused):
+                self.parts[number].finish(talk, slots, made[number])
         if refused:
             raise PeerRefused(refused)
+
+    def _meet_again(self, talks: Sequence[TalkInParts]) -> set[int]:
+        """The second round. Those of other lines know nothing of it."""
+        peers = sorted({w for t in talks for w in t.meeting.line.members if w != t.meeting.me})
+        try:
+            second = [t.second() for t in talks]
+        except BaseException:
+            self.others.refuse(peers)
+            raise
+        return self.others.exchange(peers, *_all(second)) if peers else set()
 
 
 class Part:
@@ -143,6 +149,11 @@ class CutStep:
             c = len(results)
             raise StepFailed(self.name, self.target.devices(c), describe([pieces[self.index[c]]])) from error
         slots[step.output] = results
+
+
+def _goes_on(talk: Talk, refused: set[int]) -> bool:
+    """Whether no member of a line has refused. All of them hear the same."""
+    return not refused.intersection(talk.meeting.line.members)
 
 
 def _all(messages: Sequence[Messages]) -> Messages:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ..communication import local as comm
 from ..communication.peers import Message
-from ..communication.raw import blank, packed, raw, scratch
+from ..communication.raw import blank, packed, scratch
 from ..core.grid import Grid
 from ..core.placements import balanced, starts
 from ..core.program import Collective
+from ..core.raw import as_bytes
 from .lines import Line, cut
 
 SMALL_NBYTES = 32 << 10
@@ -161,7 +162,7 @@ class TalkInPlace(Talk):
             yield target, comm.arranged(whole, order)
 
     def _room(self, unit: int, positions: Sequence[int], target: int) -> Tensor:
-        return raw(self.wholes[target].narrow(0, *self.lengths[positions[0]]))
+        return as_bytes(self.wholes[target].narrow(0, *self.lengths[positions[0]]))
 
 
 class TalkInParts(Talk):
@@ -193,7 +194,7 @@ class TalkInParts(Talk):
             yield target, comm.arranged(self.dense, self.meeting.step.order)
 
     def _to_others(self, parts: Mapping[int, Tensor]) -> list[Message]:
-        return [(w, raw(part)) for w, part in parts.items() if w != self.meeting.me]
+        return [(w, as_bytes(part)) for w, part in parts.items() if w != self.meeting.me]
 
 
 def not_empty(messages: Sequence[Message]) -> list[Message]:

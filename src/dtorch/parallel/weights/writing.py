@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...core.raw import as_bytes
 from .files import DTYPES, INDEX, SINGLE, unknown_dtype
 from .problem import SAVE, problem
 
@@ -96,7 +97,7 @@ def _header(entries: Sequence[Entry]) -> bytes:
 
 def _bytes(tensor: torch.Tensor) -> Any:
     """A tensor's memory, row-major, as what a file takes."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return as_bytes(tensor.resolve_conj().resolve_neg().contiguous()).numpy()
 
 
 def in_bytes(size: int | str) -> int:
