@@ -136,6 +136,30 @@ def test_models_train(name: str) -> None:
         assert_same_training(dtorch.parallelize(copy.deepcopy(model), mesh), model, input_ids=ids, labels=ids)
 
 
+def picky_too(piece: torch.Tensor) -> torch.Tensor:
+    """Fails where it finds a large number."""
+    if not piece.is_meta and (piece > 8).any():
+        raise ValueError("a large number")
+    return piece * 3
+
+
+@pytest.mark.usefixtures("workers")
+def test_each_failure_is_told_where_it_is_to_blame() -> None:
+    mesh = init_device_mesh("cpu", (2, 3), mesh_dim_names=("a", "b"))
+    placed = [Shard(0), Shard(1)]
+    numbers = torch.ones(4, 6)
+    numbers[0, 0], numbers[3, 5] = -1, 9
+    tensor = dtorch.Tensor(numbers, device_mesh=mesh).redistribute(placements=placed)
+    made = [dtorch.local_map(f, [placed], placed)(tensor) for f in (picky, picky_too)]
+    with pytest.raises(RemoteError, match="a negative number"):
+        tensor.sum().item()
+    assert tensor.sum().item() == 30
+    for value, told in zip(made, ("a negative number", "a large number"), strict=True):
+        for result in (value.sum(0), value.redistribute(placements=[Shard(1), Shard(0)]).exp().sum()):
+            with pytest.raises(RemoteError, match=told):
+                result.to_torch()
+
+
 def test_generation() -> None:
     model = llama()
     ids = torch.randint(1, VOCABULARY, (2, 5), generator=torch.Generator().manual_seed(1))
@@ -173,6 +197,9 @@ def test_a_failure_on_one_worker_keeps_nobody_waiting() -> None:
         later[0].item()
     assert "test_workers.py" in str(caught.value)
     for tensor in [*later, wide]:
-        with pytest.raises(RemoteError):
-            tensor.to_torch()
+        # Also where a worker has it from one that has it from another.
+        for made in (tensor, tensor.redistribute(placements=[Replicate(), Replicate()]) + 1):
+            with pytest.raises(RemoteError, match="a negative number") as again:
+                made.to_torch()
+            assert again.value.operator == caught.value.operator and again.value.site == caught.value.site
     assert mapped(good).sum().item() == 48

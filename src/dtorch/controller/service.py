@@ -11,6 +11,7 @@ from ..core.errors import SessionClosedError, four_parts
 from ..core.hosting import ALONE, Hosting
 from ..core.program import Instruction, PendingReply, Reply
 from ..transport.base import Network
+from .blame import Blame
 from .state import BatchArrived, ControllerState, merged
 
 CheckMesh = Callable[[str, Sequence[int]], None]
@@ -38,6 +39,7 @@ class Service:
         self._network = network
         self._check_mesh = check_mesh
         self._closed = False
+        self._blame = Blame()
 
     def check_mesh(self, device_type: str, ids: Sequence[int]) -> None:
         """Check that logical devices exist, before anything is placed on them.
@@ -70,7 +72,7 @@ class Service:
         replies: list[PendingReply] = []
         for order in self.state.handle(BatchArrived(first, batch)):
             replies += self._network.request(order.workers, order.first, order.batch)
-        return replies[0] if len(replies) == 1 else Replies(replies)
+        return replies[0] if len(replies) == 1 else Replies(replies, self._blame)
 
     def close(self) -> None:
         """End the workers and release everything; a second call does nothing."""
@@ -89,21 +91,23 @@ class Service:
 class Replies:
     """The replies of several workers as one."""
 
-    def __init__(self, replies: Sequence[PendingReply]) -> None:
-        self._replies = replies
+    def __init__(self, replies: Sequence[PendingReply], blame: Blame) -> None:
+        self._replies, self._blame = replies, blame
 
     def done(self) -> bool:
         """Whether all are there."""
         return all(reply.done() for reply in self._replies)
 
     def result(self, timeout: float | None = None) -> Reply:
-        """All of them as one. What failed for want of what another worker failed to give is not told beside that."""
+        """All of them as one. For what failed for want of what another worker failed to give, that is told."""
         deadline = None if timeout is None else time.monotonic() + timeout
         replies = [r.result(None if deadline is None else max(0.0, deadline - time.monotonic())) for r in self._replies]
+        for worker, reply in enumerate(replies):
+            self._blame.hear(worker, reply)
         failures = sorted((f for reply in replies for f in reply.failures), key=lambda f: f.sequence)
         causes = [f for f in failures if not f.caused]
         if failures:
-            return Reply(None, causes or failures[:1])
+            return Reply(None, causes or [self._blame.first(failures[0])])
         return Reply(merged([reply.result for reply in replies]))
 
     def add_done_callback(self, fn: Any) -> None:

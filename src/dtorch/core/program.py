@@ -304,9 +304,11 @@ Instruction = (
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An operator failed. ``sequence`` is the position of its Call in the stream.
+    """An operator failed.
 
-    It is ``caused`` where what another worker should have given had failed there.
+    Attributes:
+        sequence: the position of its Call in the stream.
+        cause: the worker that should have given something and had nothing to give; -1 where nobody else is to blame.
     """
 
     sequence: int
@@ -316,14 +318,26 @@ class Failure(msgspec.Struct, frozen=True):
     shapes: str
     message: str
     traceback: str
-    caused: bool = False
+    cause: int = -1
+
+    @property
+    def caused(self) -> bool:
+        """Whether another worker is to blame."""
+        return self.cause >= 0
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What a worker answers to a batch's last instruction, with every failure since the last reply."""
+    """What a worker answers to a batch's last instruction.
+
+    Attributes:
+        failures: every failure since the last reply.
+        silent: calls since then to which it had nothing to give to other workers: position in the stream, and why, as the
+            worker and the position of what failed before.
+    """
 
     result: Any = None
     failures: list[Failure] = []
+    silent: list[tuple[int, int, int]] = []
 
 
 class Sink(Protocol):

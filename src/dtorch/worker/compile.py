@@ -15,7 +15,7 @@ from torch import Tensor
 from ..communication.peers import NO_PEERS, Peers
 from ..core.errors import InternalError
 from ..core.grid import ALL_HERE, Grid, Here, grid_of
-from ..core.program import Apply, Call, Collective, DefinePlan, Draw, Local, Step, Together
+from ..core.program import Apply, Call, Collective, DefinePlan, Draw, Exchange, Local, Step, Together
 from .collectives import CollectiveStep, CutStep
 from .exchanging import ExchangeStep
 from .failing import Poisoned, StepFailed, describe
@@ -34,6 +34,7 @@ class CompiledPlan:
     Attributes:
         run: takes inputs from the store and puts outputs there, or raises.
         written: numbers of the inputs that the plan writes in place.
+        meets: whether it may have to do with other workers.
         device_type: of its first mesh.
     """
 
@@ -41,6 +42,7 @@ class CompiledPlan:
         self.plan, self.here = plan, here
         self.device_type = plan.meshes[0].device_type if plan.meshes else "cpu"
         self.written = written_inputs(plan, here)
+        self.meets = here.hosting.workers > 1 and any(isinstance(s, Collective | Exchange | Together) for s in plan.steps)
         self.run: Callable[[Store, Any], None]
         if not any(here.holds(mesh) for mesh in plan.meshes):
             self.run = _nothing

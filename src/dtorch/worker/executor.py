@@ -60,6 +60,7 @@ class Executor:
         self._plans: dict[int, CompiledPlan | Poison] = {}
         self._runs: Plans = {}
         self._failures: list[Failure] = []
+        self._silent: list[tuple[int, int, int]] = []
         self._default_dtype = torch.float32
         self._at: tuple[Calls, Place] | None = None
 
@@ -73,10 +74,11 @@ class Executor:
         with self._alone(batch):
             result = self._execute(first, batch)
         failures, self._failures = self._failures, []
+        silent, self._silent = self._silent, []
         if isinstance(result, Poison):
             known = any(f is result.failure for f in failures)
-            return Reply(None, failures if known else [*failures, result.failure])
-        return Reply(result, failures)
+            return Reply(None, failures if known else [*failures, result.failure], silent)
+        return Reply(result, failures, silent)
 
     def doing(self) -> str:
         """The operator at hand, or the last one; from any thread."""
@@ -232,7 +234,9 @@ class Executor:
     def _fail_call(self, sequence: int, call: Call | Draw, error: BaseException) -> Poison:
         plan = self._plans.get(call.plan)
         poison = plan if isinstance(plan, Poison) else self.store.poison_of(call.inputs)
-        if poison is None:
+        if poison is not None:
+            self._silence(sequence, plan, poison.failure)
+        else:
             missing = [h for h in call.inputs if h not in self.store]
             if plan is None:
                 error = InternalError(f"plan {call.plan} is not defined on this worker")
@@ -247,14 +251,21 @@ class Executor:
             self.store.spoil(call.inputs[number], poison)
         return poison
 
+    def _silence(self, sequence: int, plan: Any, failure: Failure) -> None:
+        """Remember why a call has nothing to give to other workers."""
+        if isinstance(plan, CompiledPlan) and plan.meets:
+            self._silent.append((sequence, failure.cause if failure.caused else self.here.worker, failure.sequence))
+
     def _poison(self, sequence: int, plan: int, blame: StepFailed, error: BaseException) -> Poison:
         """Record a new failure."""
         cause = error.__cause__ if isinstance(error, StepFailed) and error.__cause__ is not None else error
         message = f"{type(cause).__name__}: {cause}"
         text = "".join(traceback.format_exception(cause))
-        caused = isinstance(cause, PeerRefused)
-        failure = Failure(sequence, blame.operator, plan, blame.device, blame.shapes, message, text, caused)
-        if not caused:
+        peer = cause.peer if isinstance(cause, PeerRefused) else -1
+        failure = Failure(sequence, blame.operator, plan, blame.device, blame.shapes, message, text, peer)
+        if failure.caused:
+            self._silent.append((sequence, peer, sequence))
+        else:
             self._failures.append(failure)
         return Poison(failure)
 

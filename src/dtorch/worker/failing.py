@@ -13,9 +13,14 @@ class Poisoned(Exception):
 
 
 class PeerRefused(Exception):
-    """Other workers had nothing to give, for what they should have given has failed there."""
+    """Other workers had nothing to give, for what they should have given has failed there.
+
+    Attributes:
+        peer: one of them.
+    """
 
     def __init__(self, peers: Collection[int]) -> None:
+        self.peer = min(peers)
         super().__init__(f"an operator failed before on worker {', '.join(map(str, sorted(peers)))}")
 
 
