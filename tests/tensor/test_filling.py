@@ -51,6 +51,7 @@ def test_what_cannot_be_read_is_told_at_once(tmp_path: Path) -> None:
         fill(Tensor, [(str(tmp_path / "none"), "w")], [filling(spec)])
 
 
+@pytest.mark.embedded("a worker process has no CUDA device, whatever the machine has")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")
 def test_devices_that_do_not_exist_are_refused(tmp_path: Path) -> None:
     spec = Spec.make(init_device_mesh("cuda", 2), [Shard(0)], DATA.shape, torch.float32)

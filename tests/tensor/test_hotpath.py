@@ -20,6 +20,7 @@ from dtorch import Shard, init_device_mesh
 from dtorch.core.program import Barrier, Call, Free
 from dtorch.tensor import purepath
 from dtorch.tensor.hotpath import fastpath
+from dtorch.testing.sessions import own_session
 
 BOTH = [pytest.param(m, id=m.__name__.rpartition(".")[2]) for m in (purepath, fastpath) if m is not None]
 MESH = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -177,26 +178,25 @@ def test_a_thread_without_python_frames_issues_operators(operator: Any) -> None:
 
 
 def test_results_are_freed_where_handing_over_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = dtorch.ones(4, 2, device_mesh=MESH)
-    client = dtorch.session()
-    calls = [lambda: x + 1, lambda: x.t(), lambda: torch.max(x, 1), lambda: x.redistribute(placements=[Shard(0)])]
-    for call in calls:
-        call()
-    client.request(Barrier())
-    gc.collect()
-    client.flush()
-    held = len(client.sink._network.transports[0]._runner.store)
-
     def flush() -> None:
         raise RuntimeError("handed over")
 
-    for call in calls:
-        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="handed over"):
-            patch.setattr(client, "flush", flush)
-            patch.setattr(client, "room", -1)
+    with own_session() as (client, worker):
+        x = dtorch.ones(4, 2, device_mesh=MESH)
+        calls = [lambda: x + 1, lambda: x.t(), lambda: torch.max(x, 1), lambda: x.redistribute(placements=[Shard(0)])]
+        for call in calls:
             call()
-    client.flush()
-    assert len(client.sink._network.transports[0]._runner.store) == held
+        client.request(Barrier())
+        gc.collect()
+        client.flush()
+        held = len(worker.store)
+        for call in calls:
+            with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="handed over"):
+                patch.setattr(client, "flush", flush)
+                patch.setattr(client, "room", -1)
+                call()
+        client.flush()
+        assert len(worker.store) == held
 
 
 PROGRAM = """
