@@ -177,8 +177,9 @@ def _homes(numbers: Spec, axis: int) -> tuple[int, ...]:
 def _bare(module: nn.Module) -> nn.Module:
     """A copy of a module as it stands, which calls its own ``forward`` and has no weights yet."""
     bare = copy.copy(module)
-    bare.__dict__.pop("forward", None)
-    # Hooks may refer to what cannot leave this process.
+    # What parallelize has put there, and hooks, may refer to what cannot leave this process.
+    for name in [name for name in vars(bare) if name == "forward" or name.startswith("_dtorch_")]:
+        del bare.__dict__[name]
     bare.__dict__.update({name: OrderedDict() for name in vars(module) if name.endswith("_hooks")})
     bare._parameters = {name: None for name, p in module._parameters.items() if p is not None}
     return bare
