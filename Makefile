@@ -15,13 +15,17 @@ JOBS ?= 1
 COUNT ?= 20000
 CELLS ?= 300
 
-.PHONY: demo test check bench docs gpu opdb programs parallel clean
+.PHONY: demo test test-processes check bench docs gpu opdb programs parallel clean
 
 demo: $(STAMP)
 	$(BIN)/dtorch demo $${PROMPT:+--prompt "$$PROMPT"} $${MESH:+--mesh "$$MESH"}
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# The same tests, each session three worker processes on this machine. An hour and more on two cores.
+test-processes: $(STAMP)
+	DTORCH_WORKERS=3 $(BIN)/python -m pytest -m "not embedded"
 
 check: $(STAMP)
 	$(BIN)/ruff check .
