@@ -25,10 +25,12 @@ from ..core.program import (
     Instruction,
     MeshInfo,
     PendingReply,
+    PutFunction,
     Reply,
     Sink,
 )
 from ..sharding.plan import Plan
+from .foreign import foreign_operators, introduction
 from .hotpath import Stream, fastpath
 from .purepath import FREE_LIMIT, LARGE_NBYTES
 from .sites import Site, describe_site
@@ -92,6 +94,7 @@ class Client(Stream):
         # Who has found a plan may not have called it yet when it is evicted: workers forget it one eviction later.
         self.evicted: list[int] = []
         self.planned = 0
+        self.introduced: set[str] = set()
         self.calls = 0
         self.closed = False
         self.handing = False
@@ -106,12 +109,22 @@ class Client(Stream):
                 # A refused mesh leaves nothing behind, so that it is refused again.
                 for mesh in plan.define.meshes:
                     self.check_mesh(mesh)
+                self._introduce(plan)
                 number = self.next_plan
                 self.next_plan += 1
                 self.emit(msgspec.structs.replace(plan.define, plan=number))
                 self.numbers[text], self.defined[number] = number, [text, 0]
             self.defined[number][1] += 1
         return number
+
+    def _introduce(self, plan: Plan) -> None:
+        """Tell workers in other processes how to come by the operators of a plan that PyTorch does not bring."""
+        for name in foreign_operators(plan.define) if self.sink.travels else ():
+            if name not in self.introduced:
+                handle = self.new_handle()
+                self.emit(PutFunction(handle, introduction(name)))
+                self.emit(Free([handle]))
+                self.introduced.add(name)
 
     def remember(self, key: tuple, entry: Any) -> None:
         """Keep a plan (anything with its ``number``) for the next call of this key."""

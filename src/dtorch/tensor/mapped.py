@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import torch
 
 from ..core.errors import PlacementError, UsageError, four_parts
@@ -18,6 +17,7 @@ from . import moving
 from .client import Client, current_client
 from .construct import spec_of
 from .dispatch import ready
+from .foreign import pickled
 from .hotpath import Value
 from .sites import current_site
 from .tensor import Tensor
@@ -118,19 +118,6 @@ Row = dict[tuple[int, ...], torch.Tensor]
 """A result at each coordinate, as a meta tensor."""
 
 
-def _pickled(run: Function, name: str) -> bytes:
-    """A function on its way to another process."""
-    try:
-        return cloudpickle.dumps(run)
-    except Exception as error:
-        given, rule = (
-            f"{name}: {type(error).__name__}: {error}",
-            "a function for worker processes is pickled, with what it refers to",
-        )
-        remedy = "let it refer to plain data only: locks, files, sockets, generators and global tensors cannot travel"
-        raise UsageError(four_parts(given, rule, "local_map(fn, ...)", remedy)) from error
-
-
 class _Mapping:
     """One call of a mapped function: what runs on the pieces, and the placements of its tensors."""
 
@@ -142,7 +129,7 @@ class _Mapping:
     def __call__(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Run it, outside autograd."""
         specs, client, name = [t._spec for t in tensors], current_client(), _name(self.fn)
-        sent = _pickled(self.run, name) if client.sink.travels else self.run
+        sent = pickled(self.run, name, "local_map(fn, ...)") if client.sink.travels else self.run
         foretold = self._foretold(specs)
         for tensor in tensors:
             ready(tensor._value, client)
