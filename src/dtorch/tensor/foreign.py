@@ -7,6 +7,7 @@ they import the module that registers it, load its libraries, or register the fu
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -47,22 +48,53 @@ def introduction(name: str) -> bytes:
     made = None
     if module is None and definition is not None:
         made = definition._init_fn, definition._schema, _written(definition._opoverload)
-    return pickled(_Introduction(name, module, libraries, made), name, "the function that was made an operator")
+    of = None if definition is None else definition._init_fn
+    return pickled(_Introduction(name, module, libraries, made), of, name, "the function that was made an operator")
 
 
-def pickled(function: Any, name: str, where: str) -> bytes:
-    """A function on its way to another process.
+def pickled(sent: Any, function: Any, name: str, where: str) -> bytes:
+    """What is made of a function, on its way to another process.
 
     Raises:
         UsageError: it refers to what cannot leave this one.
     """
+    home = sys.modules.get(getattr(function, "__module__", None) or "")
+    if home is not None and _importable(home.__name__) is None and home.__name__ != "__main__":
+        # Made in this process, so no other can import it.
+        cloudpickle.register_pickle_by_value(home)
     try:
-        return cloudpickle.dumps(function)
+        return cloudpickle.dumps(_Sent(sent))
     except Exception as error:
         given = f"{name}: {type(error).__name__}: {error}"
         rule = "a function for worker processes is pickled, with what it refers to"
         remedy = "let it refer to plain data only: locks, files, sockets, generators and global tensors cannot travel"
         raise UsageError(four_parts(given, rule, where, remedy)) from error
+
+
+class _Sent:
+    """Unpickled, what was sent, which may refer to modules that are found here by now."""
+
+    def __init__(self, sent: Any) -> None:
+        self.sent = sent
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple]:
+        # Arguments are unpickled in their order.
+        return _second, (_Found(), self.sent)
+
+
+class _Found:
+    """Unpickled, makes modules be looked for where this process finds them now."""
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple]:
+        return _look_in, (list(map(os.path.abspath, sys.path)),)
+
+
+def _look_in(places: list[str]) -> None:
+    sys.path += [place for place in places if place not in sys.path]
+
+
+def _second(_: None, sent: Any) -> Any:
+    return sent
 
 
 class _Introduction:

@@ -129,7 +129,7 @@ class _Mapping:
     def __call__(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Run it, outside autograd."""
         specs, client, name = [t._spec for t in tensors], current_client(), _name(self.fn)
-        sent = pickled(self.run, name, "local_map(fn, ...)") if client.sink.travels else self.run
+        sent = pickled(self.run, self.fn, name, "local_map(fn, ...)") if client.sink.travels else self.run
         foretold = self._foretold(specs)
         for tensor in tensors:
             ready(tensor._value, client)
