@@ -11,8 +11,6 @@ import psutil
 from zmq.utils.garbage import GarbageCollectorThread
 
 GRACE_S = 2.0
-# The embedded session lives from its first use to shutdown(), across tests.
-SESSION_THREAD_PREFIX = "dtorch-embedded"
 # One helper process of the standard library serves every multiprocessing child until the interpreter ends.
 STDLIB_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -30,18 +28,14 @@ def running() -> Running:
     return Running(threads=_threads(), children=_children())
 
 
-def leaks(before: Running, *, session_may_live: bool = False, grace_s: float = GRACE_S) -> list[str]:
+def leaks(before: Running, *, grace_s: float = GRACE_S) -> list[str]:
     """Names of what runs now, did not run before, and does not end within ``grace_s`` seconds.
 
     Args:
         before: what ran earlier.
-        session_may_live: whether the threads of the embedded session are let pass.
         grace_s: how long threads and processes that are about to end are waited for.
     """
-    threads = _threads() - before.threads
-    if session_may_live:
-        threads = {t for t in threads if not t.name.startswith(SESSION_THREAD_PREFIX)}
-    return _still_running(threads, grace_s) + _still_existing(_children() - before.children, grace_s)
+    return _still_running(_threads() - before.threads, grace_s) + _still_existing(_children() - before.children, grace_s)
 
 
 def _threads() -> frozenset[threading.Thread]:
@@ -67,7 +61,7 @@ def _is_helper(process: psutil.Process) -> bool:
         return False
 
 
-def _still_running(threads: frozenset[threading.Thread] | set[threading.Thread], grace_s: float) -> list[str]:
+def _still_running(threads: frozenset[threading.Thread], grace_s: float) -> list[str]:
     deadline = time.monotonic() + grace_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

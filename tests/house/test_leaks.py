@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.leaks import SESSION_THREAD_PREFIX, leaks, running
+from tests.leaks import leaks, running
 
 
 @contextmanager
@@ -28,13 +28,6 @@ def test_a_thread_is_a_leak_while_it_runs() -> None:
     with _waiting_thread("forgotten"):
         assert leaks(before, grace_s=0.0) == ["thread 'forgotten'"]
     assert leaks(before) == []
-
-
-def test_only_the_embedded_session_may_keep_its_threads() -> None:
-    before = running()
-    with _waiting_thread(f"{SESSION_THREAD_PREFIX}-worker"):
-        assert leaks(before, session_may_live=True, grace_s=0.0) == []
-        assert leaks(before, grace_s=0.0) != []
 
 
 def test_a_child_process_is_a_leak_while_it_runs() -> None:
