@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dtorch
+
 MODULE = """
 import torch
 
@@ -91,7 +93,7 @@ def test_wherever_they_are_from(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, program],
         cwd=tmp_path,
-        env={**os.environ, "DTORCH_WORKERS": "2"},
+        env={**os.environ, "DTORCH_WORKERS": "2", "PYTHONPATH": str(Path(dtorch.__file__).parents[1])},
         capture_output=True,
         text=True,
         timeout=100,
