@@ -25,7 +25,7 @@ test: $(STAMP)
 
 # The same tests, each session three worker processes on this machine. An hour and more on two cores.
 test-processes: $(STAMP)
-	DTORCH_WORKERS=3 $(BIN)/python -m pytest -m "not embedded"
+	DTORCH_WORKERS=3 $(BIN)/python -m pytest -m "not embedded" --timeout 600
 
 check: $(STAMP)
 	$(BIN)/ruff check .
