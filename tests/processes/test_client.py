@@ -11,6 +11,7 @@ import torch
 
 import dtorch
 from dtorch import DeviceMesh, Partial, RemoteError, Replicate, Shard, init_device_mesh
+from dtorch.transport.trunk import CREDIT_NBYTES
 from tests.sharding.harness import place, values
 
 MESH = init_device_mesh("cpu", (2, 3), mesh_dim_names=("a", "b"))
@@ -62,6 +63,13 @@ def test_what_another_mesh_has() -> None:
         for target in meshes:
             moved = dtorch.Tensor(x, device_mesh=source, placements=[Shard(1)]).redistribute(target, [Shard(0)]) + 1
             assert torch.equal(moved.to_torch(), x + 1)
+
+
+def test_more_at_once_than_may_be_under_way() -> None:
+    whole = torch.ones(CREDIT_NBYTES // 4 // 5)
+    for mesh in (DeviceMesh("cpu", [0]), DeviceMesh("cpu", [7])):
+        given = [dtorch.Tensor(whole, device_mesh=mesh) for _ in range(6)]
+        assert [t[-1].item() for t in given] == [1.0] * 6
 
 
 def test_threads() -> None:

@@ -156,7 +156,7 @@ class Flow:
             What ``lose`` was given.
         """
         with self._changed:
-            self._changed.wait_for(self._may_send)
+            self._changed.wait_for(lambda: self._may_send(workers))
             if self._lost is not None:
                 raise self._lost
             for worker in workers:
@@ -197,8 +197,9 @@ class Flow:
         for reply in waiting:
             reply.set_exception(why)
 
-    def _may_send(self) -> bool:
-        if self._lost is not None:
+    def _may_send(self, workers: Sequence[int]) -> bool:
+        # A batch of which others have their parts is not done before these workers have theirs.
+        if self._lost is not None or max(self._sent[w] for w in workers) < max(self._sent):
             return True
         light = max(self._sent, default=0) - self._done < CREDITS
         return light and sum(nbytes for _, nbytes in self._heavy) < CREDIT_NBYTES
