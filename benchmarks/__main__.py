@@ -13,7 +13,7 @@ import torch
 
 import dtorch
 
-from . import add, bandwidth, decode, fsdp, layer, memory, planning, prefill, processes, report, scalar, training
+from . import add, bandwidth, decode, fsdp, layer, memory, planning, prefill, processes, report, scalar, tensor_parallel, training
 from .figure import Figure
 from .setting import Setting
 
@@ -82,6 +82,7 @@ GROUPS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
     "processes": processes.figures,
     "bandwidth": bandwidth.figures,
     "training": training.figures,
+    "tensor_parallel": tensor_parallel.figures,
 }
 
 if __name__ == "__main__":

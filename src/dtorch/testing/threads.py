@@ -8,7 +8,6 @@ from __future__ import annotations
 import queue
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import product
 from typing import Any
 
 from ..communication.peers import Message
@@ -31,7 +30,9 @@ class Lanes:
 
     def __init__(self, workers: int) -> None:
         # All at once, for two threads that each make what is missing may make it twice.
-        self._lanes: dict[tuple[int, int], queue.Queue[Any]] = {p: queue.Queue() for p in product(range(workers), repeat=2)}
+        self._lanes: dict[tuple[int, int], queue.Queue[Any]] = {
+            (a, b): queue.Queue() for a in range(workers) for b in range(workers)
+        }
 
     def peers(self, me: int) -> MemoryPeers:
         """A worker's end."""
