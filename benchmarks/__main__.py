@@ -13,7 +13,22 @@ import torch
 
 import dtorch
 
-from . import add, bandwidth, decode, fsdp, layer, memory, planning, prefill, processes, report, scalar, throughput, training
+from . import (
+    add,
+    bandwidth,
+    decode,
+    fsdp,
+    layer,
+    memory,
+    planning,
+    prefill,
+    processes,
+    report,
+    scalar,
+    tensor_parallel,
+    throughput,
+    training,
+)
 from .figure import Figure
 from .setting import Setting
 
@@ -83,6 +98,7 @@ GROUPS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
     "bandwidth": bandwidth.figures,
     "training": training.figures,
     "throughput": throughput.figures,
+    "tensor_parallel": tensor_parallel.figures,
 }
 
 if __name__ == "__main__":

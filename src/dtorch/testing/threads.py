@@ -6,7 +6,6 @@ The process has one random generator, so random numbers are not to be drawn ther
 from __future__ import annotations
 
 import queue
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -29,8 +28,11 @@ PATIENCE_S = 60.0
 class Lanes:
     """A queue from each worker to each other."""
 
-    def __init__(self) -> None:
-        self._lanes: dict[tuple[int, int], queue.Queue[Any]] = defaultdict(queue.Queue)
+    def __init__(self, workers: int) -> None:
+        # All at once, for two threads that each make what is missing may make it twice.
+        self._lanes: dict[tuple[int, int], queue.Queue[Any]] = {
+            (a, b): queue.Queue() for a in range(workers) for b in range(workers)
+        }
 
     def peers(self, me: int) -> MemoryPeers:
         """A worker's end."""
@@ -73,7 +75,7 @@ class MemoryPeers:
 @contextmanager
 def threaded_session(workers: int, counts: dict[str, list[int]] | None = None) -> Iterator[Client]:
     """A session of several workers in place of the running one, which comes back afterwards."""
-    hosting, lanes, before = Hosting(workers, counts or {}), Lanes(), clients.running()
+    hosting, lanes, before = Hosting(workers, counts or {}), Lanes(workers), clients.running()
     # Encoded, for otherwise workers would share the memory of what is put.
     ends = [EncodedTransport(ThreadTransport(Executor(here=Here(hosting, n), others=lanes.peers(n)))) for n in range(workers)]
     client = Client(Service(Each(*ends), hosting=hosting, travels=True), lambda mesh: None)

@@ -7,6 +7,7 @@ inputs, runs the operator and stores the result; on a Poison among the inputs it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,8 +22,9 @@ from .exchanging import ExchangeStep
 from .failing import Poisoned, StepFailed, describe
 from .operators import resolve, schema
 from .steps import DeviceOf, Run, apply_step, local_step, returns_tensors, tensors_of
-from .store import Poison, Store
+from .store import Pieces, Poison, Store, settled
 from .template import Template, chosen, slots_of
+from .underway import LATER_NBYTES, Courier, Detached, nbytes
 
 CUTS = ("slice", "fill")
 """Kinds of collectives that need no communication."""
@@ -31,6 +33,9 @@ CUTS = ("slice", "fill")
 class CompiledPlan:
     """A plan ready to run.
 
+    Args:
+        courier: runs plans that only move something between workers, where there are others.
+
     Attributes:
         run: takes inputs from the store and puts outputs there, or raises.
         written: numbers of the inputs that the plan writes in place.
@@ -38,7 +43,14 @@ class CompiledPlan:
         device_type: of its first mesh.
     """
 
-    def __init__(self, plan: DefinePlan, device_of: DeviceOf, here: Here = ALL_HERE, others: Peers = NO_PEERS) -> None:
+    def __init__(
+        self,
+        plan: DefinePlan,
+        device_of: DeviceOf,
+        here: Here = ALL_HERE,
+        others: Peers = NO_PEERS,
+        courier: Courier | None = None,
+    ) -> None:
         self.plan, self.here = plan, here
         self.device_type = plan.meshes[0].device_type if plan.meshes else "cpu"
         self.written = written_inputs(plan, here)
@@ -49,7 +61,9 @@ class CompiledPlan:
         elif _is_single(plan, here):
             self.run = _single(_for_one(plan, here), device_of)
         else:
-            self.run = _general(plan, here, others, device_of)
+            self.run = _general(plan, here, others, device_of, courier)
+        if self.written and courier is not None:
+            self.run = _guarded(self.run, self.written, courier)
 
     def blame(self, error: BaseException, store: Store, call: Call | Draw) -> StepFailed:
         """Where and on what a run failed."""
@@ -64,7 +78,7 @@ class CompiledPlan:
 
 
 def _stored(store: Store, handle: int) -> Sequence[Tensor]:
-    value = store.get(handle, ())
+    value = settled(store.get(handle, ()))
     return () if isinstance(value, Poison) else value
 
 
@@ -118,28 +132,50 @@ def _single(plan: DefinePlan, device_of: DeviceOf) -> Callable[[Store, Any], Non
     return template.function("\n".join(lines), f"<plan for {plan.operator}>")
 
 
-def _general(plan: DefinePlan, here: Here, others: Peers, device_of: DeviceOf) -> Callable[[Store, Any], None]:
-    """Run step by step, and let go of every temporary after its last use.
-
-    A failure must not keep other workers waiting: what they need this one for after it, it refuses.
-    """
+def _general(
+    plan: DefinePlan, here: Here, others: Peers, device_of: DeviceOf, courier: Courier | None
+) -> Callable[[Store, Any], None]:
+    """Run step by step, and let go of every temporary after its last use."""
     plan = msgspec.structs.replace(plan, steps=[one for step in plan.steps for one in _apart(step)])
     runs = [_runner(plan, step, here, others, device_of) for step in plan.steps]
-    steps = list(zip(runs, _last_uses(plan), strict=True))
-    empty = [None] * (len(plan.axes) - plan.inputs)
+    meets = any(isinstance(run, CollectiveStep | ExchangeStep) and run.peers for run in runs)
+    work = _working(plan, runs)
+    # What only moves can move meanwhile.
+    moves = meets and not written_inputs(plan, here) and not any(isinstance(s, Local | Apply) for s in plan.steps)
     absent = {slot for slot in range(plan.inputs) if not grid_of(plan, slot, here).held}
 
     def run(store: Store, call: Any) -> None:
+        values: list[Any] = [() if n in absent else store.get(h) for n, h in enumerate(call.inputs)]
+        if courier is not None and meets:
+            if moves and nbytes(values) >= LATER_NBYTES:
+                raise Detached(partial(work, values, call.scalars), values)
+            # All workers come to their meetings in one order.
+            courier.drain()
+        for handle, pieces in zip(call.outputs, work(values, call.scalars), strict=True):
+            store[handle] = pieces
+
+    return run
+
+
+def _working(plan: DefinePlan, runs: Sequence[Run]) -> Callable[[Sequence[Any], list[Any]], list[Pieces]]:
+    """Makes the outputs of the inputs.
+
+    A failure must not keep other workers waiting: what they need this one for after it, it refuses.
+    """
+    steps = list(zip(runs, _last_uses(plan), strict=True))
+    empty = [None] * (len(plan.axes) - plan.inputs)
+
+    def work(values: Sequence[Any], scalars: list[Any]) -> list[Pieces]:
         done = 0
         try:
-            slots: list[Any] = [() if n in absent else store[h] for n, h in enumerate(call.inputs)]
-            if any(type(value) is Poison for value in slots):
+            slots: list[Any] = [settled(value) for value in values]
+            if any(value is None or type(value) is Poison for value in slots):
                 raise Poisoned
             slots += empty
             for step, dead in steps:
                 # A step that fails has told its peers.
                 done += 1
-                step(slots, call.scalars)
+                step(slots, scalars)
                 for slot in dead:
                     slots[slot] = None
         except BaseException:
@@ -147,10 +183,21 @@ def _general(plan: DefinePlan, here: Here, others: Peers, device_of: DeviceOf) -
                 if isinstance(later, CollectiveStep | ExchangeStep):
                     later.refuse()
             raise
-        for handle, slot in zip(call.outputs, plan.outputs, strict=True):
-            store[handle] = slots[slot]
+        return [slots[slot] for slot in plan.outputs]
 
-    return run
+    return work
+
+
+def _guarded(run: Callable[[Store, Any], None], written: Sequence[int], courier: Courier) -> Callable[[Store, Any], None]:
+    """A plan that writes its inputs, when nothing reads them any more."""
+
+    def guarded(store: Store, call: Any) -> None:
+        if courier.busy:
+            values = [settled(store.get(call.inputs[number], ())) for number in written]
+            courier.release(t for value in values if not isinstance(value, Poison) for t in value)
+        run(store, call)
+
+    return guarded
 
 
 def _apart(step: Step) -> Sequence[Step]:

@@ -35,11 +35,12 @@ from ..core.program import (
 )
 from .compile import CompiledPlan
 from .devices import Devices, default_generator, release_memory
-from .failing import PeerRefused, StepFailed
+from .failing import PeerRefused, Poisoned, StepFailed
 from .files import filled
 from .isolation import isolated
 from .running import Place, Plans, beginning, run_calls, step
-from .store import Poison, Store
+from .store import Poison, Store, settled
+from .underway import Courier, Detached, Run
 
 
 class Executor:
@@ -57,6 +58,7 @@ class Executor:
         self.devices = devices or Devices()
         self.here, self.others = here, others
         self.store = Store()
+        self.courier = Courier() if others is not NO_PEERS else None
         self._plans: dict[int, CompiledPlan | Poison] = {}
         self._runs: Plans = {}
         self._failures: list[Failure] = []
@@ -73,6 +75,7 @@ class Executor:
         """Run a batch and answer its last instruction, with every failure since the last reply."""
         with self._alone(batch):
             result = self._execute(first, batch)
+            self._settle()
         failures, self._failures = self._failures, []
         silent, self._silent = self._silent, []
         if isinstance(result, Poison):
@@ -88,7 +91,9 @@ class Executor:
         return plan.plan.operator if isinstance(plan, CompiledPlan) else ""
 
     def close(self) -> None:
-        """Release everything."""
+        """Release everything, once it is there."""
+        if self.courier is not None:
+            self.courier.close()
         self.store.clear()
         self._plans.clear()
         self._runs.clear()
@@ -124,21 +129,42 @@ class Executor:
             try:
                 run_calls(calls, place, self._runs, self.store)
                 return
+            except Detached as detached:
+                call = next(calls.unpacked(place[1], place[2]))
+                self._begin(sequence + place[0], call, detached)
+                step(place, call)
             except Exception as error:
                 call = next(calls.unpacked(place[1], place[2]))
                 self._fail_call(sequence + place[0], call, error)
                 step(place, call)
 
+    def _begin(self, sequence: int, call: Call, detached: Detached) -> None:
+        """Let a call run meanwhile."""
+        assert self.courier is not None
+
+        def fail(error: BaseException) -> Poison:
+            known = next((v for v in map(settled, detached.sources) if isinstance(v, Poison)), None)
+            return known or self._new_poison(sequence, call, error)
+
+        self.courier.start(Run(detached, call.outputs, fail), self.store)
+
+    def _settle(self) -> None:
+        """Let everything be there, and every failure be known."""
+        if self.courier is not None:
+            self.courier.settle(self.store)
+
     def _other(self, sequence: int, instruction: Instruction) -> Any:
         """Any instruction but Calls; returns its answer."""
         handler = _HANDLERS[type(instruction)]
+        if not isinstance(instruction, _MEANWHILE):
+            self._settle()
         try:
             return handler(self, instruction)
         except Exception as error:
             return self._fail(sequence, instruction, error)
 
     def _define(self, instruction: DefinePlan) -> None:
-        plan = CompiledPlan(instruction, self.devices.device, self.here, self.others)
+        plan = CompiledPlan(instruction, self.devices.device, self.here, self.others, self.courier)
         self._plans[instruction.plan] = plan
         self._runs[instruction.plan] = plan.run
 
@@ -180,7 +206,7 @@ class Executor:
 
     def _fetch(self, instruction: Fetch) -> Any:
         grid = Grid(instruction.mesh, instruction.axes, self.here)
-        value = self.store.get(instruction.handle) if grid.held else ()
+        value = settled(self.store.get(instruction.handle)) if grid.held else ()
         if value is None:
             raise InternalError(f"value {instruction.handle} is not stored on this worker")
         if isinstance(value, Poison):
@@ -209,7 +235,7 @@ class Executor:
         torch.set_default_dtype(self._default_dtype)
 
     def _barrier(self, instruction: Barrier) -> None:
-        pieces = (t for v in self.store.values() if not isinstance(v, Poison) for t in v if isinstance(t, Tensor))
+        pieces = (t for v in map(settled, self.store.values()) if not isinstance(v, Poison) for t in v if isinstance(t, Tensor))
         for device_type in {t.device.type for t in pieces} - {"cpu"}:
             torch.get_device_module(device_type).synchronize()
 
@@ -234,27 +260,34 @@ class Executor:
     def _fail_call(self, sequence: int, call: Call | Draw, error: BaseException) -> Poison:
         plan = self._plans.get(call.plan)
         poison = plan if isinstance(plan, Poison) else self.store.poison_of(call.inputs)
-        if poison is not None:
-            self._silence(sequence, plan, poison.failure)
+        if poison is None:
+            poison = self._new_poison(sequence, call, error)
         else:
-            missing = [h for h in call.inputs if h not in self.store]
-            if plan is None:
-                error = InternalError(f"plan {call.plan} is not defined on this worker")
-            elif missing and isinstance(error, KeyError):
-                error = InternalError(f"values {missing} are not stored on this worker")
-            unknown = StepFailed(type(call).__name__, "unknown", "unknown")
-            blame = plan.blame(error, self.store, call) if isinstance(plan, CompiledPlan) else unknown
-            poison = self._poison(sequence, call.plan, blame, error)
+            self._silence(sequence, plan, poison.failure)
         for handle in call.outputs:
             self.store[handle] = poison
-        for number in plan.written if isinstance(plan, CompiledPlan) else ():
-            self.store.spoil(call.inputs[number], poison)
+        if isinstance(plan, CompiledPlan) and plan.written:
+            self._settle()
+            for number in plan.written:
+                self.store.spoil(call.inputs[number], poison)
         return poison
 
     def _silence(self, sequence: int, plan: Any, failure: Failure) -> None:
         """Remember why a call has nothing to give to other workers."""
         if isinstance(plan, CompiledPlan) and plan.meets:
             self._silent.append((sequence, failure.cause if failure.caused else self.here.worker, failure.sequence))
+
+    def _new_poison(self, sequence: int, call: Call | Draw, error: BaseException) -> Poison:
+        """Poison of a call that failed by itself."""
+        plan = self._plans.get(call.plan)
+        missing = [h for h in call.inputs if h not in self.store]
+        if plan is None:
+            error = InternalError(f"plan {call.plan} is not defined on this worker")
+        elif missing and isinstance(error, KeyError | Poisoned):
+            error = InternalError(f"values {missing} are not stored on this worker")
+        unknown = StepFailed(type(call).__name__, "unknown", "unknown")
+        blame = plan.blame(error, self.store, call) if isinstance(plan, CompiledPlan) else unknown
+        return self._poison(sequence, call.plan, blame, error)
 
     def _poison(self, sequence: int, plan: int, blame: StepFailed, error: BaseException) -> Poison:
         """Record a new failure."""
@@ -306,6 +339,9 @@ def _device_text(instruction: Instruction) -> str:
     mesh = getattr(instruction, "mesh", None)
     return f"{mesh.device_type}:{','.join(map(str, mesh.ids))}" if mesh is not None else "unknown"
 
+
+_MEANWHILE = (DefinePlan, Put, PutFunction, Load, Free, Forget)
+"""What does not touch what may be under way."""
 
 _HANDLERS: dict[type, Callable[[Executor, Any], Any]] = {
     DefinePlan: Executor._define,
