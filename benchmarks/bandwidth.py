@@ -72,6 +72,7 @@ class Bare:
     """Gloo's collectives, each into fresh memory, for the results of a redistribution are new values."""
 
     def __init__(self, rank: int, workers: int) -> None:
+        self._workers = workers
         self._whole, self._piece = torch.ones(LARGE), torch.ones(LARGE // workers)
 
     def __call__(self, kind: str) -> None:
@@ -91,5 +92,6 @@ class Bare:
         dist.reduce_scatter_tensor(torch.empty_like(self._piece), self._whole)
 
     def all_to_all(self) -> None:
-        """Out of one tensor into another, whose parts lie one after another: rows are not made columns here."""
-        dist.all_to_all_single(torch.empty_like(self._piece), self._piece)
+        """Rows become columns on this side too: gloo takes parts that lie one after another, so they are packed first."""
+        columns = torch.cat(self._piece.view(-1, ROW).chunk(self._workers, 1))
+        dist.all_to_all_single(torch.empty_like(columns), columns)
