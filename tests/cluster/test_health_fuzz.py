@@ -86,7 +86,7 @@ async def _send(address: str, frames: list[bytes]) -> None:
 
 def test_mutated_messages_of_somebody_with_the_key(server: HealthServer, changes: Heard) -> None:
     chance, before = random.Random(1), files()
-    frames = [mutated(chance.choice(SEEDS), chance) for _ in range(10_000)]
+    frames = [mutated(chance.choice(SEEDS), chance) for _ in range(100_000)]
     server._loop.begin(_send(server.address, frames)).result(WAIT_S)
     assert server.dropped["malformed"] > 1_000
     await_true(lambda: files() <= before + 4)

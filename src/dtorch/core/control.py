@@ -5,6 +5,8 @@ A message is a head and the frames of its body: one of the structs below, or a b
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import msgspec
 
 from .errors import ProtocolError, four_parts
@@ -22,6 +24,13 @@ HELLO, READY, DONE, REPLY, GONE = "hello", "ready", "done", "reply", "gone"
 ABORT, KILL = "abort", "kill"
 
 
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+WorkerName = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^.+\.[0-9]{1,6}\.[0-9]{1,9}$")]
+"""A node, the place among its workers, and how often that was filled before."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
 class Head(msgspec.Struct, frozen=True, array_like=True):
     """What every message begins with.
 
@@ -32,27 +41,26 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         count: of DONE, how many batches have run since the session began.
     """
 
-    kind: str
-    epoch: int = 0
-    workers: list[int] = []
-    count: int = 0
+    kind: Name
+    epoch: Count = 0
+    workers: list[Count] = []
+    count: Count = 0
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
     """A worker process. Its devices are counted by type; none are counted where it hosts as many as are asked for."""
 
-    name: str
-    host: str
-    pid: int
-    address: str
-    devices: dict[str, int] = {}
+    name: WorkerName
+    host: Name
+    pid: Count
+    address: Name
+    devices: dict[Name, Count] = {}
 
 
 class Hello(msgspec.Struct, frozen=True):
     """Someone has come.
 
     Attributes:
-        role: ``client``, ``agent`` or ``worker``.
         versions: of this page and of the instructions.
         workers: of an agent, those of its host; of a worker, itself.
         wanted: of a client, how many workers it needs; 0 for all that are there.
@@ -60,13 +68,13 @@ class Hello(msgspec.Struct, frozen=True):
         threads: of a client, how many threads operators are to use.
     """
 
-    role: str
-    name: str
+    role: Literal["client", "agent", "worker"]
+    name: Name
     versions: list[int]
     workers: list[WorkerInfo] = []
-    wanted: int = 0
-    counts: dict[str, list[int]] = {}
-    threads: int = 1
+    wanted: Count = 0
+    counts: dict[Name, list[Count]] = {}
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -87,8 +95,8 @@ class Sign(msgspec.Struct, frozen=True):
 class Gone(msgspec.Struct, frozen=True):
     """A worker has ended, or is taken to have."""
 
-    worker: str
-    how: str
+    worker: Name
+    how: Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 def check_versions(name: str, theirs: list[int], ours: list[int]) -> None:

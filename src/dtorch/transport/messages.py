@@ -160,7 +160,7 @@ def _decode(frames: Sequence[Frame], kind: Any) -> tuple[int, Any]:
         version, first, body = msgpack.decode(inflated(frames[0]), type=Envelope)
         _check_version(version)
         return first, msgpack.decode(body, type=kind, ext_hook=restore)
-    except (msgspec.DecodeError, IndexError) as error:
+    except (msgspec.DecodeError, IndexError, RecursionError) as error:
         raise _unlike(f"a message of {len(frames)} frames that cannot be read: {error}") from error
 
 

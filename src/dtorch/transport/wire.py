@@ -112,7 +112,7 @@ def _read(frame: Any, decoder: Any) -> Any:
         raise ProtocolError(f"a head of {len(view)} bytes")
     try:
         return decoder.decode(view)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(f"a message that cannot be read: {error}") from error
 
 
