@@ -35,6 +35,11 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
+bench-monarch: $(STAMP)
+	$(PYTHON) -m venv $(VENV)-monarch
+	$(VENV)-monarch/bin/python -m pip install --quiet torchmonarch==0.7.0 torch==2.13.0 numpy
+	$(BIN)/python -m benchmarks.monarch --python $(VENV)-monarch/bin/python
+
 docs: $(STAMP)
 	$(BIN)/python -m pytest tests/house/test_docs_run.py tests/house/test_public_api.py
 
@@ -51,7 +56,7 @@ parallel: $(STAMP)
 	$(BIN)/python -m dtorch.testing.parallel --cells $(CELLS) --jobs $(JOBS)
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-monarch build .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 $(STAMP): pyproject.toml constraints.txt $(wildcard src/dtorch/*/*.c)
 	$(PYTHON) -m venv $(VENV)

@@ -134,18 +134,19 @@ class Controller(Node):
         number = self.lease.number(gone.worker) if self.lease is not None else None
         if self.lease is None or number is None:
             return
-        self._abort()
+        self._abort(gone.worker)
         if self._pending is None:
             self.pass_up(headed(Head(LOST, self.lease.epoch, [number]), gone.how))
         else:
             self._end_session()
             self._try_to_begin()
 
-    def _abort(self) -> None:
+    def _abort(self, gone: str = "") -> None:
         """Let no worker wait for another any more."""
         if self.lease is not None:
             for worker in self.lease.start.workers:
-                self.health.say(worker.name, ABORT, str(self.lease.epoch))
+                if worker.name != gone:
+                    self.health.say(worker.name, ABORT, str(self.lease.epoch))
 
     def _try_to_begin(self) -> None:
         hello, there = self._pending, self.roster.workers

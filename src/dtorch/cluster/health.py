@@ -163,10 +163,16 @@ class HealthServer:
             async with asyncio.timeout(self._dead_s):
                 hello = await self._greeted(context)
         except TimeoutError:
-            return self._drop("no hello", context.peer())
+            return self._drop("no hello", f"within {self._dead_s} s")
         link = hello and await self._link(hello, context)
         if not link:
             return None
+        try:
+            return await self._hear(link, context)
+        finally:
+            await link.end()
+
+    async def _hear(self, link: _Link, context: Any) -> None:
         while (frame := await self._read(context)) is not None:
             try:
                 message = read_member(frame)
@@ -179,18 +185,17 @@ class HealthServer:
                 await link.write(HEARD)
             elif isinstance(message, Bye):
                 self._handle(Departed(link.member))
-                return None
-        return None
+                return
 
     async def _read(self, context: Any) -> bytes | None:
         """The next message; None at the end."""
         while (frame := await context.read()) is not self._aio.EOF:
             if len(frame) <= LARGEST_NBYTES:
                 return frame
-            self._drop("oversized", f"a message of {len(frame)} bytes from {context.peer()}")
+            self._drop("oversized", f"a message of {len(frame)} bytes")
         # Also how the connection of a member that was killed ends, so it is no warning.
         self.dropped["broken off"] += 1
-        log.debug("the connection of %s was broken off, over a message that is far too long or by its end", context.peer())
+        log.debug("a connection was broken off, over a message that is far too long or by its end")
         return None
 
     async def _greeted(self, context: Any) -> Hello | None:
@@ -248,7 +253,7 @@ class _Link:
 
     def __init__(self, member: Member, context: Any) -> None:
         self.member, self._context = member, context
-        self._task, self._writing = asyncio.current_task(), asyncio.Lock()
+        self._task, self._writing, self._ended = asyncio.current_task(), asyncio.Lock(), False
         self.words: deque[Word] = deque(maxlen=MOST_WORDS)
 
     def forget(self, heard: int) -> None:
@@ -260,7 +265,13 @@ class _Link:
         """Send, with nothing in between: of words that come out of order only the newest is heard."""
         async with self._writing:
             for frame in frames:
-                await _write(self._context, frame)
+                if not self._ended:
+                    await _write(self._context, frame)
+
+    async def end(self) -> None:
+        """Write no more. gRPC's part of it is gone with who serves it, and the process with who touches that."""
+        async with self._writing:
+            self._ended = True
 
     def cancel(self) -> None:
         """End it."""
@@ -274,4 +285,4 @@ async def _write(context: Any, frame: bytes) -> None:
     try:
         await context.write(frame)
     except Exception as error:
-        log.debug("the connection of %s has ended: %s", context.peer(), str(error))
+        log.debug("a connection has ended: %s", str(error))
