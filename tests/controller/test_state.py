@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from dtorch.controller.state import STORY_LENGTH, BatchArrived, ControllerState, SendBatch, merged
+from dtorch.controller.state import STORY_LENGTH, BatchArrived, ControllerState, merged
 from dtorch.core.hosting import Hosting
 from dtorch.core.program import Call, Calls, DefinePlan, Draw, Forget, Free, MeshInfo, Put
 
@@ -23,8 +23,8 @@ def state() -> ControllerState:
 
 def test_a_batch_goes_on_whole(state: ControllerState) -> None:
     batch = [PLAN, Calls.of(Call(7, [], [1], []))]
-    (order,) = state.handle(BatchArrived(5, batch))
-    assert order == SendBatch((0,), 5, batch) and order.batch is batch
+    ((workers, sent),) = state.handle(BatchArrived(5, batch))
+    assert workers == (0,) and sent is batch
 
 
 def test_counters(state: ControllerState) -> None:
@@ -64,16 +64,16 @@ def test_each_worker_gets_what_it_holds_of_what_is_put() -> None:
     row = MeshInfo("cpu", [3], [0, 1, 2])
     tensors = [torch.full((1,), float(n)) for n in range(3)]
     first, second = ControllerState(Hosting(2)).handle(BatchArrived(4, [PLAN, Put(2, row, [0], tensors), Free([1])]))
-    assert (first.workers, second.workers, first.first) == ((0,), (1,), 4)
-    assert [t.item() for t in first.batch[1].tensors] == [0, 2] and [t.item() for t in second.batch[1].tensors] == [1]
+    assert (first[0], second[0]) == ((0,), (1,))
+    assert [t.item() for t in first[1][1].tensors] == [0, 2] and [t.item() for t in second[1][1].tensors] == [1]
     other = ControllerState(Hosting(2)).handle(BatchArrived(0, [Put(2, ONE, [], tensors[:1])]))
-    assert [len(order.batch) for order in other] == [1, 0]
+    assert [len(batch) for _, batch in other] == [1, 0]
 
 
 def test_what_is_not_put_goes_to_all_at_once() -> None:
     batch = [PLAN, Free([1])]
-    (order,) = ControllerState(Hosting(3)).handle(BatchArrived(0, batch))
-    assert order == SendBatch((0, 1, 2), 0, batch) and order.batch is batch
+    ((workers, sent),) = ControllerState(Hosting(3)).handle(BatchArrived(0, batch))
+    assert workers == (0, 1, 2) and sent is batch
 
 
 def test_answers_of_several_workers_are_one() -> None:

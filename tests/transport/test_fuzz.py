@@ -60,7 +60,7 @@ def test_mutated_messages_to_a_controller(cluster: Cluster) -> None:  # noqa: F8
         cluster.relay.call(lambda: reached.set() if cluster.relay.passed[0] > MESSAGES else None)
     assert cluster.relay.dropped > MESSAGES / 2
     # Its own session is as it was.
-    (reply,) = trunk.request((0,), 7, [Fetch(5, ONE, [])])
+    (reply,) = trunk.request(7, [((0,), [Fetch(5, ONE, [])])])
     assert reply.result(WAIT_S).result == [5, 1]
     assert recorder.batches == [(7, [Fetch(5, ONE, [])])]
 
@@ -74,7 +74,7 @@ def test_garbage_on_the_bare_port(cluster: Cluster) -> None:  # noqa: F811
             link.sendall(mutated(chance.choice((b"", greeting)) + chance.randbytes(chance.choice((1, 64, 400))), chance) or b"x")
     cluster.worker(0, Recorder())
     trunk, _ = cluster.client()
-    assert trunk.request((0,), 7, [Fetch(5, ONE, [])])[0].result(WAIT_S).result == [5, 1]
+    assert trunk.request(7, [((0,), [Fetch(5, ONE, [])])])[0].result(WAIT_S).result == [5, 1]
 
 
 def test_mutated_letters() -> None:

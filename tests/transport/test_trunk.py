@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -94,11 +96,12 @@ def test_each_worker_gets_its_batches_in_order(cluster: Cluster) -> None:
     sent: list[list[Any]] = [[], [], []]
     for n in range(3 * CREDITS):
         # To all, and to each its own, as what is put.
-        for workers in [(0, 1, 2)] if n % 2 else [(0,), (1,), (2,)]:
-            trunk.submit(workers, n, [Free([n + workers[0]])])
+        parts: list[Any] = [((0, 1, 2), [Free([n])])] if n % 2 else [((w,), [Free([n + w])]) for w in range(3)]
+        trunk.submit(n, parts)
+        for workers, batch in parts:
             for worker in workers:
-                sent[worker].append((n, [Free([n + workers[0]])]))
-    replies = trunk.request((0, 1, 2), 7, [Barrier(), Fetch(5, ONE, [])])
+                sent[worker].append((n, batch))
+    replies = trunk.request(7, [((0, 1, 2), [Barrier(), Fetch(5, ONE, [])])])
     assert [reply.result(WAIT_S).result for reply in replies] == [[5, 3 * CREDITS + 1]] * 3
     for recorder, batches in zip(recorders, sent, strict=True):
         assert recorder.batches == [*batches, (7, [Barrier(), Fetch(5, ONE, [])])]
@@ -112,7 +115,7 @@ def test_credits_hold_the_client_back(cluster: Cluster) -> None:
 
     def run_ahead() -> None:
         for n in range(2 * CREDITS):
-            trunk.submit((0, 1), n, [])
+            trunk.submit(n, [((0, 1), [])])
             ahead.release()
 
     thread = threading.Thread(target=run_ahead)
@@ -126,18 +129,47 @@ def test_credits_hold_the_client_back(cluster: Cluster) -> None:
     assert not thread.is_alive()
 
 
+def test_an_interrupt_ends_the_wait_for_credit_and_loses_no_batch(cluster: Cluster) -> None:
+    gated = Gated()
+    cluster.worker(0, gated)
+    trunk, _ = cluster.client()
+    for n in range(CREDITS):
+        trunk.submit(n, [((0,), [])])
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(KeyboardInterrupt):
+            trunk.submit(CREDITS, [((0,), [Free([3])])])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    gated.gate.set()
+    trunk.request(CREDITS + 1, [((0,), [Fetch(5, ONE, [])])])[0].result(WAIT_S)
+    assert [first for first, _ in gated.batches] == list(range(CREDITS + 2))
+
+
+def test_what_cannot_be_encoded_goes_to_nobody(cluster: Cluster) -> None:
+    recorders = [Recorder(), Recorder()]
+    for place, recorder in enumerate(recorders):
+        cluster.worker(place, recorder)
+    trunk, _ = cluster.client(workers=2)
+    with pytest.raises(TypeError):
+        trunk.submit(0, [((0,), [Free([1])]), ((1,), [object()])])
+    trunk.request(1, [((0, 1), [Fetch(5, ONE, [])])])[1].result(WAIT_S)
+    assert [len(recorder.batches) for recorder in recorders] == [1, 1]
+
+
 def test_who_waits_for_a_lost_worker_is_told(cluster: Cluster) -> None:
     gated = Gated()
     cluster.worker(0, gated)
     trunk, _ = cluster.client()
-    (reply,) = trunk.request((0,), 0, [Barrier(), Fetch(5, ONE, [])])
+    (reply,) = trunk.request(0, [((0,), [Barrier(), Fetch(5, ONE, [])])])
     for n in range(CREDITS - 1):
-        trunk.submit((0,), n, [])
+        trunk.submit(n, [((0,), [])])
     told: list[str] = []
 
     def wait_for_credit() -> None:
         try:
-            trunk.submit((0,), 0, [])
+            trunk.submit(0, [((0,), [])])
         except InternalError as error:
             told.append(str(error))
 
@@ -146,7 +178,7 @@ def test_who_waits_for_a_lost_worker_is_told(cluster: Cluster) -> None:
     cluster.relay.call(lambda: cluster.controller.worker_ended("test.0.0", "fell off"))
     thread.join(WAIT_S)
     assert told == ["0 fell off"]
-    for ask in (lambda: reply.result(WAIT_S), lambda: trunk.submit((0,), 0, [])):
+    for ask in (lambda: reply.result(WAIT_S), lambda: trunk.submit(0, [((0,), [])])):
         with pytest.raises(InternalError, match="fell off"):
             ask()
     gated.gate.set()
@@ -174,9 +206,9 @@ def test_one_program_at_a_time_and_one_after_the_other(cluster: Cluster) -> None
     first, _ = cluster.client("one")
     with pytest.raises(ProtocolError, match="one program at a time"):
         cluster.client("two")
-    first.submit((0,), 0, [Free([1])])
+    first.submit(0, [((0,), [Free([1])])])
     first.start(Hello("client", "one", VERSIONS), WAIT_S)
-    assert first.request((0,), 3, [Fetch(5, ONE, [])])[0].result(WAIT_S).result == [5, 1]
+    assert first.request(3, [((0,), [Fetch(5, ONE, [])])])[0].result(WAIT_S).result == [5, 1]
     cluster.trunks.remove(first)
     first.close()
     cluster.client("three")
@@ -215,6 +247,6 @@ def test_what_cannot_be_read_is_dropped_and_counted(cluster: Cluster) -> None:
     for frames in ([b""], [b"\xc1"], [*headed(Head(HELLO)), b"x"], headed(Head(HELLO), 3), headed(Head("start", 1, [7]))):
         socket.send_multipart(frames)
     trunk, _ = cluster.client()
-    trunk.request((0,), 0, [Fetch(5, ONE, [])])[0].result(WAIT_S)
+    trunk.request(0, [((0,), [Fetch(5, ONE, [])])])[0].result(WAIT_S)
     assert cluster.relay.dropped == 4
     socket.close(0)

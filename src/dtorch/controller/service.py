@@ -59,8 +59,7 @@ class Service:
             SessionClosedError: after ``close``.
         """
         self._check_open()
-        for order in self.state.handle(BatchArrived(first, batch)):
-            self._network.submit(order.workers, order.first, order.batch)
+        self._network.submit(first, self.state.handle(BatchArrived(first, batch)))
 
     def request(self, first: int, batch: list[Instruction]) -> PendingReply:
         """Send a batch and answer its last instruction, once every worker has.
@@ -69,9 +68,7 @@ class Service:
             SessionClosedError: after ``close``.
         """
         self._check_open()
-        replies: list[PendingReply] = []
-        for order in self.state.handle(BatchArrived(first, batch)):
-            replies += self._network.request(order.workers, order.first, order.batch)
+        replies = self._network.request(first, self.state.handle(BatchArrived(first, batch)))
         return replies[0] if len(replies) == 1 else Replies(replies, self._blame)
 
     def close(self) -> None:

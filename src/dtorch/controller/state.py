@@ -28,15 +28,6 @@ class BatchArrived:
     batch: list[Instruction]
 
 
-@dataclass(frozen=True, slots=True)
-class SendBatch:
-    """Send a batch to workers, which are given by number."""
-
-    workers: tuple[int, ...]
-    first: int
-    batch: list[Instruction]
-
-
 @dataclass(slots=True)
 class Counters:
     """What has passed: Calls and Draws, batches, and bytes of tensors that clients put."""
@@ -56,13 +47,13 @@ class ControllerState:
         # Entries are written out only when someone asks. No entry may hold a Put, which would keep its tensors alive.
         self._story: deque[Calls | Draw | str] = deque(maxlen=STORY_LENGTH)
 
-    def handle(self, event: BatchArrived) -> list[SendBatch]:
-        """What to do about an event: all workers get the same batch, but each only what it is to hold of what is put."""
+    def handle(self, event: BatchArrived) -> list[tuple[Sequence[int], list[Instruction]]]:
+        """What to send to which workers: all get the same batch, but each only what it is to hold of what is put."""
         self._note(event.first, event.batch)
         workers = tuple(range(self.hosting.workers))
         if len(workers) == 1 or not any(isinstance(i, Put) for i in event.batch):
-            return [SendBatch(workers, event.first, event.batch)]
-        return [SendBatch((worker,), event.first, self._for(worker, event.batch)) for worker in workers]
+            return [(workers, event.batch)]
+        return [((worker,), self._for(worker, event.batch)) for worker in workers]
 
     def _for(self, worker: int, batch: list[Instruction]) -> list[Instruction]:
         here = Here(self.hosting, worker)

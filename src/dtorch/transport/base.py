@@ -34,13 +34,17 @@ class Transport(Protocol):
         """Let what was sent finish, then end; a second call does nothing."""
 
 
+Part = tuple[Sequence[int], list[Instruction]]
+"""Workers, and what of a batch is for them."""
+
+
 class Network(Protocol):
-    """Carries batches to the workers of a session, which are numbered from 0."""
+    """Carries batches to the workers of a session, which are numbered from 0. All of them have a part in each batch."""
 
-    def submit(self, workers: Sequence[int], first: int, batch: list[Instruction]) -> None:
-        """Send a batch to some of them; may wait for credit when they are behind."""
+    def submit(self, first: int, parts: Sequence[Part]) -> None:
+        """Send a batch; may wait for credit when workers are behind."""
 
-    def request(self, workers: Sequence[int], first: int, batch: list[Instruction]) -> list[PendingReply]:
+    def request(self, first: int, parts: Sequence[Part]) -> list[PendingReply]:
         """Send a batch whose last instruction each of them answers."""
 
     def close(self) -> None:
@@ -53,14 +57,15 @@ class Each:
     def __init__(self, *transports: Transport) -> None:
         self.transports = transports
 
-    def submit(self, workers: Sequence[int], first: int, batch: list[Instruction]) -> None:
+    def submit(self, first: int, parts: Sequence[Part]) -> None:
         """Send a batch."""
-        for worker in workers:
-            self.transports[worker].submit(first, batch)
+        for workers, batch in parts:
+            for worker in workers:
+                self.transports[worker].submit(first, batch)
 
-    def request(self, workers: Sequence[int], first: int, batch: list[Instruction]) -> list[PendingReply]:
+    def request(self, first: int, parts: Sequence[Part]) -> list[PendingReply]:
         """Send a batch whose last instruction is answered."""
-        return [self.transports[worker].request(first, batch) for worker in workers]
+        return [self.transports[worker].request(first, batch) for workers, batch in parts for worker in workers]
 
     def close(self) -> None:
         """Close all."""

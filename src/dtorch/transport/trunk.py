@@ -5,6 +5,7 @@ A thread owns the socket. What it is to send comes to it through a queue.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,10 +16,13 @@ import zmq
 
 from ..core.control import CLOSE, DONE, END, HELLO, LOST, REFUSED, REPLY, REQUEST, SUBMIT, WELCOME, Head, Hello, Start
 from ..core.errors import InternalError, ProtocolError
-from ..core.program import Instruction, PendingReply, Reply
+from ..core.program import PendingReply, Reply
+from .base import Part
 from .frames import Frame
 from .messages import decode_reply, deflated, encode_batch
 from .wire import LINGER_MS, Key, body, connect, headed, parsed
+
+log = logging.getLogger("dtorch.trunk")
 
 CREDITS = 64
 """Batches that may be under way before ``submit`` waits."""
@@ -61,16 +65,16 @@ class Trunk:
         started = self._welcome.result(timeout_s)
         return started
 
-    def submit(self, workers: Sequence[int], first: int, batch: list[Instruction]) -> None:
-        """Send a batch to some workers; waits while they are far behind."""
-        self._send(SUBMIT, workers, encode_batch(first, batch))
+    def submit(self, first: int, parts: Sequence[Part]) -> None:
+        """Send a batch; waits while workers are far behind."""
+        self._send(SUBMIT, first, parts)
 
-    def request(self, workers: Sequence[int], first: int, batch: list[Instruction]) -> list[PendingReply]:
-        """Send a batch whose last instruction each of the workers answers."""
-        replies: list[Future[Reply]] = [Future() for _ in workers]
+    def request(self, first: int, parts: Sequence[Part]) -> list[PendingReply]:
+        """Send a batch whose last instruction each worker answers."""
+        replies: list[Future[Reply]] = [Future() for _ in range(self._flow.workers)]
         for reply in replies:
             reply.set_running_or_notify_cancel()
-        self._send(REQUEST, workers, encode_batch(first, batch), replies)
+        self._send(REQUEST, first, parts, replies)
         return list(replies)
 
     def close(self, everything: bool = False) -> None:
@@ -87,15 +91,17 @@ class Trunk:
         if not self._welcome.done():
             self._welcome.set_exception(why)
 
-    def _send(self, kind: str, workers: Sequence[int], frames: list[Frame], replies: Sequence[Future[Reply]] = ()) -> None:
-        flow = self._flow
-        everyone = len(workers) == flow.workers
-        head = headed(Head(kind, flow.epoch, [] if everyone else list(workers)))
-        nbytes = sum(len(frame) for frame in frames)
-        flow.sending(workers, nbytes, replies, lambda: self._push([*head, *frames]))
+    def _send(self, kind: str, first: int, parts: Sequence[Part], replies: Sequence[Future[Reply]] = ()) -> None:
+        flow, messages = self._flow, []
+        # A batch goes to all or, where it cannot be encoded, to nobody.
+        for workers, batch in parts:
+            head = Head(kind, flow.epoch, [] if len(workers) == flow.workers else list(workers))
+            messages.append([*headed(head), *encode_batch(first, batch)])
+        nbytes = sum(len(frame) for message in messages for frame in message)
+        flow.sending(nbytes, replies, lambda: self._push(*messages))
 
-    def _push(self, frames: list[Any]) -> None:
-        self._queue.append(frames)
+    def _push(self, *messages: list[Any]) -> None:
+        self._queue.extend(messages)
         with self._waking:
             self._wake_out.send(b"")
 
@@ -117,7 +123,10 @@ class Trunk:
                     self._socket.send_multipart(frames, copy=False)
             if self._socket in ready:
                 frames = self._socket.recv_multipart(copy=False)
-                self._handle(parsed(frames[0]), frames)
+                try:
+                    self._handle(parsed(frames[0]), frames)
+                except ProtocolError as error:
+                    log.warning("a message was dropped: %s", error)
 
     def _handle(self, head: Head, frames: list[zmq.Frame]) -> None:
         if head.kind == WELCOME:
@@ -126,13 +135,13 @@ class Trunk:
             self._welcome.set_result(start)
         elif head.kind == REFUSED:
             self._welcome.set_exception(ProtocolError(body(frames, str)))
-        elif head.epoch != self._flow.epoch:
+        elif head.epoch != self._flow.epoch or max(head.workers, default=0) >= self._flow.workers:
             return
         elif head.kind == DONE:
             self._flow.done(head.count)
-        elif head.kind == REPLY:
+        elif head.kind == REPLY and head.workers:
             self._flow.answered(head.workers[0], [f.buffer for f in frames[1:]])
-        elif head.kind == LOST:
+        elif head.kind == LOST and head.workers:
             self.lose(head.workers[0], body(frames, str))
 
 
@@ -142,30 +151,32 @@ class Flow:
     def __init__(self, epoch: int, workers: int) -> None:
         self.epoch, self.workers = epoch, workers
         self._changed = threading.Condition()
-        self._sent = [0] * workers
-        self._done = 0
+        self._sent = self._done = 0
         # Sizes of batches that count for more than one credit, with the number that has to be done first.
         self._heavy: deque[tuple[int, int]] = deque()
         self._waiting: list[deque[Future[Reply]]] = [deque() for _ in range(workers)]
         self._lost: BaseException | None = None
 
-    def sending(self, workers: Sequence[int], nbytes: int, replies: Sequence[Future[Reply]], push: Callable[[], None]) -> None:
+    def sending(self, nbytes: int, replies: Sequence[Future[Reply]], push: Callable[[], None]) -> None:
         """Send a batch as soon as there is credit.
 
         Raises:
             What ``lose`` was given.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._may_send(workers))
+            try:
+                self._changed.wait_for(self._may_send)
+            finally:
+                # An interrupt ends the wait, but the batch has to go: what comes after builds on it.
+                if self._lost is None:
+                    self._sent += 1
+                    if nbytes > CREDIT_NBYTES // CREDITS:
+                        self._heavy.append((self._sent, nbytes))
+                    for waiting, reply in zip(self._waiting, replies, strict=bool(replies)):
+                        waiting.append(reply)
+                    push()
             if self._lost is not None:
                 raise self._lost
-            for worker in workers:
-                self._sent[worker] += 1
-            if nbytes > CREDIT_NBYTES // CREDITS:
-                self._heavy.append((self._sent[workers[0]], nbytes))
-            for worker, reply in zip(workers, replies, strict=bool(replies)):
-                self._waiting[worker].append(reply)
-            push()
 
     def done(self, count: int) -> None:
         """All workers have run so many batches."""
@@ -197,9 +208,6 @@ class Flow:
         for reply in waiting:
             reply.set_exception(why)
 
-    def _may_send(self, workers: Sequence[int]) -> bool:
-        # A batch of which others have their parts is not done before these workers have theirs.
-        if self._lost is not None or max(self._sent[w] for w in workers) < max(self._sent):
-            return True
-        light = max(self._sent, default=0) - self._done < CREDITS
-        return light and sum(nbytes for _, nbytes in self._heavy) < CREDIT_NBYTES
+    def _may_send(self) -> bool:
+        light = self._sent - self._done < CREDITS and sum(nbytes for _, nbytes in self._heavy) < CREDIT_NBYTES
+        return light or self._lost is not None
