@@ -6,11 +6,13 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import dtorch
 from dtorch.cluster.addresses import PORT
 from dtorch.cluster.commands import run_agent, run_controller
 from dtorch.cluster.keys import Keys
+from dtorch.cluster.showing import show_status, show_top
 from dtorch.demo import run_demo
 
 WRONG_USE = 2
@@ -51,15 +53,33 @@ def _parser() -> argparse.ArgumentParser:
     controller = commands.add_parser("controller", help="be the controller of a cluster, which agents and programs join")
     listen = f"HOST:PORT to listen at; the next port is used as well (default: 127.0.0.1:{PORT})"
     controller.add_argument("--listen", default=f"127.0.0.1:{PORT}", metavar="HOST:PORT", help=listen)
-    controller.set_defaults(run=lambda given: run_controller(given.listen, given.key))
+    controller.set_defaults(run=lambda given: run_controller(given.listen, given.key, given.metrics))
     agent = commands.add_parser("agent", help="start and supervise the workers of this host")
     agent.add_argument("--controller", required=True, metavar="HOST:PORT", help="the controller to join")
     agent.add_argument("--devices", default=f"cpu:{os.cpu_count()}", help="what this host has (default: %(default)s)")
     agent.add_argument("--address", help="what other hosts reach this one by (default: as seen on the way to the controller)")
-    agent.set_defaults(run=lambda given: run_agent(given.controller, given.devices, given.key, given.address))
+    agent.set_defaults(run=lambda given: run_agent(given.controller, given.devices, given.key, given.address, given.metrics))
     for command in (controller, agent):
+        command.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus there (default: nowhere)")
+    for command in (controller, agent, *_add_showing(commands)):
         command.add_argument("--key", metavar="FILE", help="the cluster's key (default: DTORCH_KEY, else ~/.dtorch/key)")
     return parser
+
+
+def _add_showing(commands: Any) -> list[argparse.ArgumentParser]:
+    shown = []
+    for name, show, text in (
+        ("status", show_status, "how a cluster does: its workers, what they are at, and what has passed"),
+        ("top", show_top, "the same each second, until Ctrl-C"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument(
+            "--controller", default=f"127.0.0.1:{PORT}", metavar="HOST:PORT", help="whom to ask (default: %(default)s)"
+        )
+        command.add_argument("--json", action="store_true", help="as JSON")
+        command.set_defaults(run=lambda given, show=show: show(given.controller, given.key, given.json))
+        shown.append(command)
+    return shown
 
 
 def _keygen(path: str | None) -> int:

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import msgspec
 import torch
@@ -20,6 +19,7 @@ import torch
 from .cluster.beating import HealthMember
 from .cluster.keys import Keys
 from .cluster.membership import Beat, Member
+from .cluster.processes import resident_nbytes
 from .communication.processes import ProcessPeers
 from .core import control, program
 from .core.control import Hello, Sign, Start, Task, WorkerInfo
@@ -86,9 +86,10 @@ class Worker:
         line, part = self._line, self._part
         since = line.busy_since
         return Beat(
-            operator=part.runner.doing() if part is not None and since is not None else "",
+            operator=part.runner.doing() if part is not None else "",
             instructions=line.count,
-            memory_nbytes=_resident_nbytes(),
+            # Only Linux tells what is in memory now; elsewhere the most that ever was.
+            memory_nbytes=resident_nbytes(os.getpid()) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             busy_s=0.0 if since is None else time.monotonic() - since,
         )
 
@@ -107,11 +108,3 @@ def _end_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
     os._exit(ORPHANED)
-
-
-def _resident_nbytes() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-    except OSError:
-        # Only Linux tells what is in memory now; elsewhere the most that ever was.
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

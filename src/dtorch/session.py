@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .cluster.connection import Connection, join, own
+from .cluster.status import alone
 from .controller.service import Service
 from .core.errors import MeshError, UsageError, four_parts
 from .core.hosting import Hosting
@@ -83,11 +84,7 @@ def session() -> Client:
 def _embedded(simulate: Mapping[str, int] | None = None) -> Client:
     devices = Devices(simulate)
     service = Service(Each(InlineTransport(Executor(devices))), check_mesh=devices.check_mesh)
-
-    def check(mesh: DeviceMesh | MeshInfo) -> None:
-        service.check_mesh(mesh.device_type, mesh.ids)
-
-    return Client(service, check, partial(_again, partial(_embedded, simulate)), _synchronous())
+    return Client(service, partial(_check_known, service), partial(_again, partial(_embedded, simulate)), _synchronous(), alone)
 
 
 def _synchronous() -> bool:
@@ -153,7 +150,11 @@ def _begun(connection: Connection, workers: int, counts: Mapping[str, Sequence[i
     service = Service(connection, partial(_check_hosted, start.hosting), start.hosting, travels=True)
     connection.story = service.state.story
     reset = partial(_again, partial(_begun, connection, workers, counts))
-    return Client(service, lambda mesh: service.check_mesh(mesh.device_type, mesh.ids), reset, _synchronous())
+    return Client(service, partial(_check_known, service), reset, _synchronous(), connection.status)
+
+
+def _check_known(service: Service, mesh: DeviceMesh | MeshInfo) -> None:
+    service.check_mesh(mesh.device_type, mesh.ids)
 
 
 def _again(begin: Callable[[], Client], client: Client) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 
 from ..core.control import CLOSE, GONE, HELLO, KILL, REFUSED, START, Gone, Head, Hello, Start
 from ..core.errors import ProtocolError
+from ..observability.status import Status
 from ..transport.relay import Frames, Relay
 from ..transport.wire import body, headed
 from .beating import HealthMember
@@ -19,6 +20,7 @@ from .membership import Member
 from .node import VERSIONS, Node
 from .pulse import Word
 from .roster import Lease
+from .status import workers
 
 log = logging.getLogger("dtorch.agent")
 
@@ -79,6 +81,20 @@ class Agent(Node):
         """The controller is told."""
         log.warning("worker %s %s", gone.worker, gone.how)
         self.pass_up(headed(Head(GONE), gone))
+
+    def status(self) -> Status:
+        """See ``Node``. The beats of the workers go to the controller, so it knows more."""
+        epoch = self.lease.epoch if self.lease is not None else 0
+        return Status(
+            role="agent",
+            name=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            epoch=epoch,
+            running=epoch > 0,
+            workers=workers(self.roster, self.lease, self.own.running, socket.gethostname(), {}),
+            counters=self._counters(),
+        )
 
     def _told(self, word: Word) -> None:
         if word.text == KILL:

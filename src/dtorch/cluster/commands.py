@@ -14,34 +14,43 @@ from .addresses import devices, ports, reached_by
 from .agent import Agent
 from .head import Controller
 from .keys import Keys
+from .metrics import exposed
 
 FAILED = 1
 
 
-def run_controller(listen: str, key: str | None) -> int:
+def run_controller(listen: str, key: str | None, metrics: str | None = None) -> int:
     """Be the controller of a cluster until told to end; returns the exit code."""
     _log()
     keys, (address, health) = Keys.read(key), ports(listen)
-    try:
-        relay = Relay(keys.lock, address)
-    except zmq.ZMQError as error:
-        rule, remedy = "a controller listens at a free port of this machine", "give another HOST:PORT"
-        raise UsageError(four_parts(f"the address {listen!r}: {error}", rule, "dtorch controller --listen", remedy)) from error
-    controller = Controller(relay, keys, health)
-    logging.getLogger("dtorch.controller").info("listening at %s, health at %s", address, health)
-    controller.run()
+    with exposed(metrics) as expose:
+        relay = _listening(keys, address, listen)
+        controller = Controller(relay, keys, health)
+        expose(lambda: relay.ask(controller.status))
+        logging.getLogger("dtorch.controller").info("listening at %s, health at %s", address, health)
+        controller.run()
     return 0
 
 
-def run_agent(controller: str, given: str, key: str | None, address: str | None) -> int:
+def run_agent(controller: str, given: str, key: str | None, address: str | None, metrics: str | None = None) -> int:
     """Be the agent of this host until told to end; returns the exit code."""
     _log()
     keys, (parent, health), each = Keys.read(key), ports(controller), devices(given)
     name = f"{socket.gethostname()}-{os.getpid()}"
-    relay = Relay(keys.lock, "tcp://127.0.0.1:*", (parent, name, keys.line))
-    agent = Agent(relay, keys, health, name, each, address or reached_by(health))
-    agent.run()
+    with exposed(metrics) as expose:
+        relay = Relay(keys.lock, "tcp://127.0.0.1:*", (parent, name, keys.line))
+        agent = Agent(relay, keys, health, name, each, address or reached_by(health))
+        expose(lambda: relay.ask(agent.status))
+        agent.run()
     return FAILED if agent.failed else 0
+
+
+def _listening(keys: Keys, address: str, given: str) -> Relay:
+    try:
+        return Relay(keys.lock, address)
+    except zmq.ZMQError as error:
+        rule, remedy = "a controller listens at a free port of this machine", "give another HOST:PORT"
+        raise UsageError(four_parts(f"the address {given!r}: {error}", rule, "dtorch controller --listen", remedy)) from error
 
 
 def _log() -> None:

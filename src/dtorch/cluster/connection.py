@@ -13,8 +13,10 @@ import msgspec
 
 from ..core.control import Hello, Start
 from ..core.errors import DTorchError, WorkerLost, four_parts
+from ..observability.status import Status
 from ..transport.trunk import Trunk
 from .addresses import ports
+from .asking import ask
 from .beating import HealthMember
 from .head import HeadTask
 from .keys import Keys
@@ -52,7 +54,7 @@ class Connection:
         self._trunk = Trunk(address, self._name, keys.line, self._lost)
         self.submit, self.request = self._trunk.submit, self._trunk.request
         self.story: Callable[[], str] = str
-        self._address, self._owned = address, owned
+        self._address, self._health, self._keys, self._owned = address, health, keys, owned
         self._start: Start | None = None
         self._closed = self._gone = False
         if owned is not None:
@@ -80,6 +82,14 @@ class Connection:
     def await_answer(self, timeout_s: float) -> bool:
         """Wait until the controller has answered; False when the time is over."""
         return self._member.await_answer(timeout_s)
+
+    def status(self) -> Status:
+        """How the cluster does.
+
+        Raises:
+            UsageError: its controller does not answer.
+        """
+        return ask(self._keys, self._health)
 
     def close(self) -> None:
         """End the link, and the controller and its workers with it where they are ours; a second call does nothing."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
+from concurrent.futures import Future
 from functools import partial
 
 import msgspec
 
 from ..core.control import ABORT, CLOSE, END, KILL, LOST, MEET, REFUSED, START, WELCOME, Gone, Head, Hello, Sign
 from ..core.errors import ProtocolError, four_parts
+from ..observability.status import Status
 from ..transport.relay import Frames, Relay
 from ..transport.wire import body, headed
 from .health import HealthServer
@@ -20,6 +23,7 @@ from .membership import Change, Left, Lost, Member
 from .node import Node, end_with_parent
 from .processes import looks
 from .roster import Lease, lease
+from .status import member, members, workers
 
 log = logging.getLogger("dtorch.controller")
 
@@ -51,7 +55,9 @@ class Controller(Node):
         self._client: str | None = None
         self._pending: Hello | None = None
         self._epoch = 0
-        self.health = HealthServer(keys, listen, lambda change: relay.call(partial(self.changed, change)), spare=self._spare)
+        self.health = HealthServer(
+            keys, listen, lambda change: relay.call(partial(self.changed, change)), spare=self._spare, status=self._ask
+        )
         super().__init__(relay, keys, self.health.address, "local", [{}] * (own or 0), "127.0.0.1")
 
     def run(self) -> None:
@@ -93,7 +99,7 @@ class Controller(Node):
             return
         member = change.member
         if isinstance(change, Lost):
-            last = change.last.operator if change.last is not None and change.last.operator else ""
+            last = change.last.operator if change.last is not None and change.last.busy_s else ""
             how = f"has been silent for {change.silent_s:.1f} s" + (f", since it began {last}" if last else "")
         else:
             how = "has left"
@@ -141,6 +147,23 @@ class Controller(Node):
             self._end_session()
             self._try_to_begin()
 
+    def status(self) -> Status:
+        """See ``Node``."""
+        standings = {s.member.name: s for s in self.health.standings()}
+        client = standings.get(self._client or "")
+        return Status(
+            role="controller",
+            name=self.relay.address,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            epoch=self._epoch,
+            running=self.lease is not None,
+            client=None if client is None else member(client),
+            agents=members(standings, "agent"),
+            workers=workers(self.roster, self.lease, self.own.running, socket.gethostname(), standings),
+            counters=self._counters(**{f"{reason} (health)": n for reason, n in list(self.health.dropped.items())}),
+        )
+
     def _abort(self, gone: str = "") -> None:
         """Let no worker wait for another any more."""
         if self.lease is not None:
@@ -167,6 +190,9 @@ class Controller(Node):
             head = Head(END, self.lease.epoch)
             self.pass_down(head, headed(head))
             self.lease = None
+
+    def _ask(self) -> Future[bytes]:
+        return self.relay.ask(lambda: msgspec.msgpack.encode(self.status()))
 
     def _spare(self, member: Member) -> bool:
         # The client that has started this process need not speak: its end is seen, and it may hold Python's lock for long.

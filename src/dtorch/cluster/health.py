@@ -11,6 +11,8 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from ..core.errors import ProtocolError, UsageError, four_parts
@@ -32,7 +34,7 @@ from .membership import (
     Standing,
 )
 from .pulse import LARGEST_NBYTES, REFUSED, Bye, Heard, Hello, OtherVersion, Pulse, Word, encode, read_hello, read_member
-from .rpc import METHOD, SERVER, SERVICE, Loop, grpc_aio, guarded, server_credentials
+from .rpc import METHOD, SERVER, SERVICE, STATUS, Loop, grpc_aio, guarded, server_credentials
 
 log = logging.getLogger("dtorch.health")
 
@@ -58,6 +60,7 @@ class HealthServer:
         dead_s: after how much silence one is lost.
         spare: asked from the same thread before a member is lost to silence; True when it is known to live, e.g. because
             ``looks(member.pid)`` says so.
+        status: tells, as bytes, what someone who asks shall know; nobody may ask when omitted.
 
     Attributes:
         address: where members find it.
@@ -76,8 +79,10 @@ class HealthServer:
         beat_s: float = BEAT_S,
         dead_s: float = DEAD_S,
         spare: Callable[[Member], bool] = lambda member: False,
+        status: Callable[[], Future[bytes]] | None = None,
     ) -> None:
         self._aio, self._on_event, self._dead_s = grpc_aio(), guarded(on_event, None), dead_s
+        self._status = status
         self._look_s = beat_s / LOOKS_A_BEAT
         self._membership = Membership(beat_s, dead_s, guarded(spare, False))
         self._links: dict[str, _Link] = {}
@@ -127,8 +132,19 @@ class HealthServer:
     def _aio_handler(self) -> Any:
         import grpc
 
-        handler = grpc.stream_stream_rpc_method_handler(self._serve)
-        return grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})
+        handlers = {METHOD: grpc.stream_stream_rpc_method_handler(self._serve)}
+        if self._status is not None:
+            handlers[STATUS] = grpc.unary_unary_rpc_method_handler(partial(self._tell, self._status))
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    async def _tell(self, status: Callable[[], Future[bytes]], _: bytes, context: Any) -> bytes:
+        import grpc
+
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(status()), self._dead_s)
+        except (TimeoutError, OSError):
+            # It is held up, or ends.
+            return await context.abort(grpc.StatusCode.UNAVAILABLE, f"it has not answered within {self._dead_s:.0f} s")
 
     async def _end(self) -> None:
         if self._sending:

@@ -99,6 +99,11 @@ class LocalWorkers:
         found = [p.pid for p, own in zip(self._processes, self._names, strict=True) if own == name and p is not None]
         return found[0] if found else None
 
+    @property
+    def running(self) -> dict[str, int]:
+        """Names and process numbers of all that run."""
+        return {name: p.pid for p, name in zip(self._processes, self._names, strict=True) if p is not None}
+
     def end(self, kindly: bool) -> None:
         """End all: those that were told to in some time, those that were not or are late at once."""
         deadline = time.monotonic() + (END_S if kindly else 0)

@@ -32,6 +32,7 @@ from ..core.control import (
     check_versions,
 )
 from ..core.errors import ProtocolError
+from ..observability.status import Counters, Status
 from ..transport.relay import Frames, Relay
 from ..transport.wire import body, headed
 from .keys import Keys
@@ -54,7 +55,7 @@ class Node:
     """
 
     def __init__(self, relay: Relay, keys: Keys, health: str, name: str, devices: Sequence[dict[str, int]], address: str) -> None:
-        self.relay, self.name = relay, name
+        self.relay, self.name, self.batches = relay, name, 0
         self.roster = Roster()
         self.lease: Lease | None = None
         parent = relay.address.replace("0.0.0.0", "127.0.0.1")
@@ -110,6 +111,9 @@ class Node:
             return
         for child in self.lease.targets(head):
             self.relay.to_child(child, frames)
+        if head.kind in (SUBMIT, REQUEST):
+            self.batches += 1
+            self.lease.sent(head)
 
     def begin(self, lease: Lease, frames: Frames) -> None:
         """Start a session."""
@@ -148,6 +152,15 @@ class Node:
             least = lease.progressed(child, head.count)
             if least is not None:
                 self.pass_up(headed(Head(DONE, lease.epoch, [], least)))
+
+    def status(self) -> Status:
+        """How things are, as far as this process knows; called by the loop."""
+        raise NotImplementedError
+
+    def _counters(self, **dropped: int) -> Counters:
+        messages, nbytes = self.relay.passed
+        dropped = {"messages": self.relay.dropped, **dropped}
+        return Counters(messages=messages, nbytes=nbytes, batches=self.batches, dropped=dropped)
 
     def is_worker(self, child: str) -> bool:
         """Whether a child is a worker itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -38,6 +39,14 @@ def looks(pid: int) -> Look | None:
         return "stopped"
     always = any(state in "RD" for state in states) and any(state in "RD" for state in later)
     return "busy" if always or share >= BUSY else "idle"
+
+
+def resident_nbytes(pid: int) -> int:
+    """What of a process is in memory; 0 where that cannot be seen."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        return 0
 
 
 def _computed_s(pid: int) -> float:

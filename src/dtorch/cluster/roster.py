@@ -63,6 +63,7 @@ class Lease:
         self.children = list(dict.fromkeys(self.routes.values()))
         self._done = dict.fromkeys(self.children, 0)
         self._told = 0
+        self._sent_to_all, self._sent_to = 0, dict.fromkeys(self.routes, 0)
 
     def number(self, name: str) -> int | None:
         """Number of a worker; None for one that takes no part."""
@@ -79,6 +80,21 @@ class Lease:
         if not all(0 <= n < len(self.start.workers) for n in head.workers):
             raise ProtocolError(f"a message for workers {head.workers} of {len(self.start.workers)}")
         return list(dict.fromkeys(self.routes[n] for n in head.workers if n in self.routes))
+
+    def sent(self, head: Head) -> None:
+        """A batch has gone on."""
+        if not head.workers:
+            self._sent_to_all += 1
+        for number in head.workers:
+            if number in self._sent_to:
+                self._sent_to[number] += 1
+
+    def queue(self, number: int) -> tuple[int, int]:
+        """How many batches have gone on to a worker, and how many of these are not known to be done."""
+        if number not in self.routes:
+            return 0, 0
+        sent = self._sent_to_all + self._sent_to[number]
+        return sent, sent - self._done[self.routes[number]]
 
     def progressed(self, child: str, count: int) -> int | None:
         """How many batches all have run, where that is news."""

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("dtorch.health")
 
-SERVICE, METHOD = "dtorch.Health", "Beat"
+SERVICE, METHOD, STATUS = "dtorch.Health", "Beat", "Status"
 
 END_S = 10.0
 """How long an end may take that somebody waits for. It takes milliseconds, but on a machine with no time for it."""
@@ -30,16 +30,20 @@ END_S = 10.0
 QUIET = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_TRACE": ""}
 """gRPC writes to the terminal by itself, also when somebody else in the process forks."""
 
+MOST_STATUS_NBYTES = 16 << 20
+"""A status of more is not told: it has some 300 bytes for each worker."""
+
 COMMON = (
-    # gRPC ends a connection over a longer one without a word. A little longer ones are dropped and counted by who reads them.
-    ("grpc.max_receive_message_length", 4 * LARGEST_NBYTES),
-    ("grpc.max_send_message_length", LARGEST_NBYTES),
     ("grpc.max_metadata_size", 8 * 1024),
     # Else a proxy of the environment would be asked for loopback addresses.
     ("grpc.enable_http_proxy", 0),
 )
+# gRPC ends a connection over a longer one without a word. A little longer ones are dropped and counted by who reads them.
+BEATS = (("grpc.max_receive_message_length", 4 * LARGEST_NBYTES),)
 SERVER = (
     *COMMON,
+    *BEATS,
+    ("grpc.max_send_message_length", MOST_STATUS_NBYTES),
     # Else two services could share a port, and each get some of the members.
     ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", 5_000),
@@ -47,13 +51,16 @@ SERVER = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 )
-MEMBER = (
+GUEST = (
     *COMMON,
+    ("grpc.max_send_message_length", LARGEST_NBYTES),
     ("grpc.ssl_target_name_override", CERTIFIED_NAME),
     # Each attempt is a connection of its own: one that a cut link has left hanging is not taken up again.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
+MEMBER = (*GUEST, *BEATS)
+ASKING = (*GUEST, ("grpc.max_receive_message_length", MOST_STATUS_NBYTES))
 
 
 def grpc_aio() -> ModuleType:

@@ -61,6 +61,7 @@ class Client(Stream):
         sink: where batches go.
         check_mesh: raises where the session has no such devices.
         reset: begins another session in place of this one.
+        status: tells how the session's processes do.
         synchronous: run every instruction before the next is issued (``DTORCH_SYNC=1``).
     """
 
@@ -70,9 +71,10 @@ class Client(Stream):
         check_mesh: Callable[[DeviceMesh | MeshInfo], None],
         reset: Callable[[Client], None] | None = None,
         synchronous: bool = False,
+        status: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__()
-        self._reset = reset
+        self._reset, self._status = reset, status
         self.sink = sink
         self.check_mesh = check_mesh
         self.batch_limit = 1 if synchronous else BATCH
@@ -282,9 +284,18 @@ class Client(Stream):
             WorkerLost: there are not as many workers as this session had.
         """
         if self._reset is None:
-            rule, where = "a session is begun anew by what began it", "dtorch.session().reset()"
-            raise UsageError(four_parts("reset() of a client made by hand", rule, where, "make another one"))
+            raise _by_hand("reset")
         self._reset(self)
+
+    def status(self) -> Any:
+        """How the session's workers do, what each is at, and what has passed: a ``dtorch.observability.status.Status``.
+
+        Raises:
+            UsageError: the controller does not answer.
+        """
+        if self._status is None:
+            raise _by_hand("status")
+        return self._status()
 
     def end(self) -> None:
         """Its tensors are gone; what carries its instructions is left for another session."""
@@ -295,6 +306,11 @@ class Client(Stream):
         """End the session: workers release everything."""
         self.end()
         self.sink.close()
+
+
+def _by_hand(what: str) -> UsageError:
+    rule, where = "what began a session begins it anew, and tells of it", f"dtorch.session().{what}()"
+    return UsageError(four_parts(f"{what}() of a client made by hand", rule, where, "begin it by dtorch.init()"))
 
 
 def _text(define: DefinePlan) -> bytes:

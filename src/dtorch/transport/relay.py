@@ -9,9 +9,10 @@ import logging
 import socket as sockets
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import zmq
 
@@ -22,6 +23,7 @@ from .wire import LINGER_MS, Gate, Key, Lock, connect, parsed
 log = logging.getLogger("dtorch.relay")
 
 Frames = Sequence[Any]
+T = TypeVar("T")
 
 
 class Handler(Protocol):
@@ -85,6 +87,20 @@ class Relay:
         """Let the loop call a function; from any thread."""
         self._calls.append(function)
         self.wake()
+
+    def ask(self, function: Callable[[], T]) -> Future[T]:
+        """Let the loop call a function, and tell what it returns; from any thread."""
+        answer: Future[T] = Future()
+
+        def call() -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(function())
+                except Exception as error:
+                    answer.set_exception(error)
+
+        self.call(call)
+        return answer
 
     def wake(self) -> None:
         """Let the loop go round; from any thread."""

@@ -86,8 +86,11 @@ class Executor:
     def doing(self) -> str:
         """The operator at hand, or the last one; from any thread."""
         at = self._at
-        call = at and next(at[0].unpacked(at[1][1], at[1][2]), None)
-        plan = call and self._plans.get(call.plan)
+        if at is None:
+            return ""
+        ahead = next(at[0].unpacked(at[1][1], at[1][2]), None)
+        call = ahead or next(reversed(list(at[0].unpacked())))
+        plan = self._plans.get(call.plan)
         return plan.plan.operator if isinstance(plan, CompiledPlan) else ""
 
     def close(self) -> None:
