@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 import torch
@@ -22,8 +23,9 @@ from .cluster.membership import Beat, Member
 from .cluster.processes import resident_nbytes
 from .communication.processes import ProcessPeers
 from .core import control, program
-from .core.control import Hello, Sign, Start, Task, WorkerInfo
+from .core.control import Hello, Origin, Record, Sign, Start, Task, WorkerInfo
 from .core.grid import Here
+from .observability.logs import Outlet
 from .transport.line import Line
 from .transport.post import Post
 from .worker.executor import Executor
@@ -38,16 +40,23 @@ ORPHANED = 3
 class Part:
     """A worker's part in a session: see ``transport.line.Part``."""
 
-    def __init__(self, number: int, start: Start, address: str, keys: Keys) -> None:
+    def __init__(self, number: int, start: Start, address: str, keys: Keys, log: Callable[[Record], bool]) -> None:
         self._post = Post(number, address, keys.lock)
         self.peers = ProcessPeers(number, address, self._post, PATIENCE_S)
         self.runner = Executor(here=Here(start.hosting, number), others=self.peers)
         self.sign = Sign(self.peers.sign, self._post.address)
+        self._outlet = None if start.log_level is None else Outlet(_origin(number, start), start.log_level, log)
 
     def introduce(self, signs: list[Sign]) -> None:
         """How it finds the others."""
         self._post.introduce([sign.post for sign in signs])
         self.peers.introduce([sign.door for sign in signs])
+
+    def close(self) -> None:
+        """Release everything."""
+        self.runner.close()
+        if self._outlet is not None:
+            self._outlet.close()
 
 
 class Worker:
@@ -72,7 +81,7 @@ class Worker:
 
     def _take_part(self, number: int, epoch: int, start: Start) -> Part:
         torch.set_num_threads(start.threads)
-        self._part, self._epoch = Part(number, start, self._task.address, self._keys), epoch
+        self._part, self._epoch = Part(number, start, self._task.address, self._keys, self._line.log), epoch
         return self._part
 
     def _told(self, word: object) -> None:
@@ -101,6 +110,11 @@ def main() -> None:
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
     threading.Thread(target=_end_with_parent, name="dtorch-parent", daemon=True).start()
     Worker(task).run()
+
+
+def _origin(number: int, start: Start) -> Origin:
+    worker, devices = start.workers[number], start.hosting.told(number)
+    return Origin(title="worker", name=worker.name, host=worker.host, pid=worker.pid, worker=number, devices=devices)
 
 
 def _end_with_parent() -> None:

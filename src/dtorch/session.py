@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -32,6 +33,7 @@ def init(
     devices: Mapping[str, Sequence[int]] | None = None,
     simulate: Mapping[str, int] | None = None,
     key: str | os.PathLike[str] | None = None,
+    log_level: int | str | None = None,
 ) -> Client:
     """Start a session: on a cluster, on worker processes of this machine, or an embedded one, with one worker in this process.
 
@@ -45,6 +47,8 @@ def init(
             omitted, ids are dealt out in turn. On a cluster its agents say.
         simulate: logical devices by type that share one physical device, e.g. ``{"cuda": 8}``. A CPU mesh needs none.
         key: file with the cluster's key; what ``DTORCH_KEY`` says, else ``~/.dtorch/key``, when omitted.
+        log_level: what other processes of the session log of this level and above, e.g. ``logging.INFO``, and their warnings,
+            arrive in this process' ``logging`` under ``dtorch.remote``. Nothing does when omitted.
 
     Raises:
         UsageError: a session is running already, or the arguments make none.
@@ -60,10 +64,11 @@ def init(
     if address is not None and devices is not None:
         given, rule = "devices= with an address", "the devices of a cluster are those that its agents were given"
         raise UsageError(four_parts(given, rule, "dtorch.init", "leave devices= out"))
+    level = _level(log_level)
     if address is not None:
-        client = _cluster(address, workers, key)
+        client = _cluster(address, workers, key, level)
     else:
-        client = _embedded(simulate) if workers is None else _processes(workers, devices)
+        client = _embedded(simulate) if workers is None else _processes(workers, devices, level)
     clients.set_current(client)
     return client
 
@@ -89,6 +94,14 @@ def _embedded(simulate: Mapping[str, int] | None = None) -> Client:
 
 def _synchronous() -> bool:
     return os.environ.get("DTORCH_SYNC", "0") not in ("", "0")
+
+
+def _level(given: int | str | None) -> int | None:
+    named = logging.getLevelNamesMapping().get(given.upper()) if isinstance(given, str) else given
+    if given is not None and (not isinstance(named, int) or isinstance(named, bool) or named < 0):
+        rule, remedy = "a level is a number or a name of logging's", "give e.g. logging.INFO"
+        raise UsageError(four_parts(f"log_level={given!r}", rule, "dtorch.init", remedy))
+    return named
 
 
 def _check_wanted(workers: Any, counts: Mapping[str, Sequence[int]]) -> None:
@@ -123,33 +136,35 @@ def _first_use() -> Client:
     return _processes(int(workers) if workers.isdigit() else workers)
 
 
-def _processes(workers: Any, counts: Mapping[str, Sequence[int]] | None = None) -> Client:
+def _processes(workers: Any, counts: Mapping[str, Sequence[int]] | None = None, log_level: int | None = None) -> Client:
     """A session of worker processes on this machine."""
     _check_wanted(workers, counts or {})
-    return _opened(own(workers), workers, counts or {})
+    return _opened(own(workers), workers, counts or {}, log_level)
 
 
-def _cluster(address: str, workers: int | None = None, key: str | os.PathLike[str] | None = None) -> Client:
+def _cluster(
+    address: str, workers: int | None = None, key: str | os.PathLike[str] | None = None, log_level: int | None = None
+) -> Client:
     """A session on a cluster that runs somewhere."""
     if workers is not None:
         _check_wanted(workers, {})
-    return _opened(join(address, key), workers or 0, {})
+    return _opened(join(address, key), workers or 0, {}, log_level)
 
 
-def _opened(connection: Connection, workers: int, counts: Mapping[str, Sequence[int]]) -> Client:
+def _opened(connection: Connection, workers: int, counts: Mapping[str, Sequence[int]], log_level: int | None) -> Client:
     """The first session over a connection, which is closed where there will be none."""
     try:
-        return _begun(connection, workers, counts)
+        return _begun(connection, workers, counts, log_level)
     except BaseException:
         connection.close()
         raise
 
 
-def _begun(connection: Connection, workers: int, counts: Mapping[str, Sequence[int]]) -> Client:
-    start = connection.begin(workers, counts, torch.get_num_threads())
+def _begun(connection: Connection, workers: int, counts: Mapping[str, Sequence[int]], log_level: int | None) -> Client:
+    start = connection.begin(workers, counts, torch.get_num_threads(), log_level)
     service = Service(connection, partial(_check_hosted, start.hosting), start.hosting, travels=True)
     connection.story = service.state.story
-    reset = partial(_again, partial(_begun, connection, workers, counts))
+    reset = partial(_again, partial(_begun, connection, workers, counts, log_level))
     return Client(service, partial(_check_known, service), reset, _synchronous(), connection.status)
 
 

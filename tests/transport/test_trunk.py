@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import queue
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import zmq
 from dtorch.cluster.head import Controller
 from dtorch.cluster.keys import Keys
 from dtorch.cluster.node import VERSIONS
-from dtorch.core.control import CLOSE, HELLO, Head, Hello, Sign, Start, WorkerInfo
+from dtorch.core.control import CLOSE, HELLO, Head, Hello, Origin, Record, Sign, Start, WorkerInfo
 from dtorch.core.errors import InternalError, ProtocolError
 from dtorch.core.program import Barrier, Fetch, Free
 from dtorch.transport.line import Line
@@ -30,28 +32,31 @@ WAIT_S = 20.0
 class Cluster:
     """A controller in a thread, and whoever joins it."""
 
-    def __init__(self) -> None:
-        keys = Keys.generate()
-        self.lock = keys.lock
-        self.relay = Relay(self.lock, "tcp://127.0.0.1:*")
-        self.controller = Controller(self.relay, keys, "127.0.0.1:0")
+    def __init__(self, port: int = 0) -> None:
+        self.keys = Keys.generate()
+        self.lock = self.keys.lock
+        self.relay = Relay(self.lock, f"tcp://127.0.0.1:{port or '*'}")
+        self.controller = Controller(self.relay, self.keys, f"127.0.0.1:{port and port + 1}")
         self.threads = [threading.Thread(target=self.relay.run, args=(self.controller, lambda: None))]
         self.threads[0].start()
         self.trunks: list[Trunk] = []
         self.names: list[str] = []
 
-    def worker(self, place: int, runner: Any) -> None:
+    def worker(self, place: int, runner: Any) -> Line:
         name = f"test.{place}.0"
         hello = Hello("worker", name, VERSIONS, [WorkerInfo(name, "here", 1, "127.0.0.1")])
         self.names.append(name)
         line = Line(self.relay.address, hello, self.lock.key, lambda *_: Alone(runner))
         self.threads.append(threading.Thread(target=line.serve))
         self.threads[-1].start()
+        return line
 
-    def client(self, name: str = "client", workers: int = 0) -> tuple[Trunk, Start]:
-        trunk = Trunk(self.relay.address, name, self.lock.key, lambda number, how: InternalError(f"{number} {how}"))
+    def client(
+        self, name: str = "client", workers: int = 0, level: int | None = None, logged: Callable[[Record], None] = print
+    ) -> tuple[Trunk, Start]:
+        trunk = Trunk(self.relay.address, name, self.lock.key, lambda number, how: InternalError(f"{number} {how}"), logged)
         self.trunks.append(trunk)
-        return trunk, trunk.start(Hello("client", name, VERSIONS, wanted=workers), WAIT_S)
+        return trunk, trunk.start(Hello("client", name, VERSIONS, wanted=workers, log_level=level), WAIT_S)
 
     def end(self) -> None:
         for trunk in self.trunks:
@@ -78,6 +83,9 @@ class Alone:
 
     def introduce(self, signs: list[Sign]) -> None:
         assert self.sign in signs
+
+    def close(self) -> None:
+        self.runner.close()
 
 
 @pytest.fixture
@@ -250,3 +258,46 @@ def test_what_cannot_be_read_is_dropped_and_counted(cluster: Cluster) -> None:
     trunk.request(0, [((0,), [Fetch(5, ONE, [])])])[0].result(WAIT_S)
     assert cluster.relay.dropped == 4
     socket.close(0)
+
+
+class Talking(Recorder):
+    """A runner that logs, in its own thread and from another, before it answers."""
+
+    def __init__(self, line: list[Line], origin: Origin) -> None:
+        super().__init__()
+        self._line, self._origin = line, origin
+
+    def run(self, first: int, batch: list[Any]) -> Any:
+        other = threading.Thread(target=self.say, args=("from another thread",))
+        other.start()
+        other.join(WAIT_S)
+        self.say("from its own")
+        return super().run(first, batch)
+
+    def say(self, text: str) -> None:
+        assert self._line[0].log(Record(origin=self._origin, level=20, name="n", text=text))
+
+
+def test_what_a_batch_logs_arrives_before_its_reply(cluster: Cluster) -> None:
+    origin, lines, logged = Origin(title="worker", name="test.0.0", host="here", pid=1, worker=0), [], queue.SimpleQueue()
+    runner = Talking(lines, origin)
+    lines.append(cluster.worker(0, runner))
+    trunk, start = cluster.client(level=20, logged=logged.put)
+    assert start.log_level == 20
+    trunk.request(0, [((0,), [Fetch(5, ONE, [])])])[0].result(WAIT_S)
+    assert [logged.get_nowait().text for _ in range(2)] == ["from another thread", "from its own"]
+    # Nothing else comes, and still it arrives.
+    runner.say("when idle")
+    assert logged.get(timeout=WAIT_S) == Record(origin=origin, level=20, name="n", text="when idle")
+    # The controller's own.
+    cluster.relay.call(lambda: logging.getLogger("dtorch.controller").warning("watch out"))
+    record = logged.get(timeout=WAIT_S)
+    assert (record.text, record.origin.title) == ("watch out", "controller")
+    trunk.close()
+    cluster.trunks.remove(trunk)
+    await_end = cluster.relay.ask(lambda: None)
+    await_end.result(WAIT_S)
+    runner.say("after the end")
+    cluster.client(logged=logged.put)
+    logging.getLogger("dtorch.controller").warning("to nobody")
+    assert logged.empty()

@@ -32,7 +32,7 @@ class Agent(Node):
         failed: it ended because of the controller, which let it not in or has fallen silent.
     """
 
-    failed = False
+    title, failed = "agent", False
 
     def __init__(self, relay: Relay, keys: Keys, health: str, name: str, devices: Sequence[dict[str, int]], address: str) -> None:
         super().__init__(relay, keys, health, name, devices, address)

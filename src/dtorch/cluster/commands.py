@@ -55,3 +55,6 @@ def _listening(keys: Keys, address: str, given: str) -> Relay:
 
 def _log() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    # What a client asks to be sent is not for this terminal.
+    for handler in logging.getLogger().handlers:
+        handler.setLevel(logging.INFO)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from ..core.control import Hello, Start
+from ..core.control import Hello, Record, Start
 from ..core.errors import DTorchError, WorkerLost, four_parts
+from ..observability.logs import Inlet
 from ..observability.status import Status
 from ..transport.trunk import Trunk
 from .addresses import ports
@@ -51,25 +52,28 @@ class Connection:
 
     def __init__(self, address: str, health: str, keys: Keys, owned: subprocess.Popen[bytes] | None = None) -> None:
         self._name = f"client-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
-        self._trunk = Trunk(address, self._name, keys.line, self._lost)
+        self._trunk = Trunk(address, self._name, keys.line, self._lost, self._logged)
         self.submit, self.request = self._trunk.submit, self._trunk.request
         self.story: Callable[[], str] = str
         self._address, self._health, self._keys, self._owned = address, health, keys, owned
         self._start: Start | None = None
         self._closed = self._gone = False
+        self._inlet: Inlet | None = None
         if owned is not None:
             threading.Thread(target=self._watch, args=(owned,), name="dtorch-controller", daemon=True).start()
         who = Member(name=self._name, role="client", incarnation=0, host=socket.gethostname(), pid=os.getpid())
         self._member = HealthMember(keys, health, who, on_silence=self._silent)
 
-    def begin(self, wanted: int, counts: Mapping[str, Sequence[int]], threads: int) -> Start:
+    def begin(self, wanted: int, counts: Mapping[str, Sequence[int]], threads: int, log_level: int | None = None) -> Start:
         """Begin a session on so many workers, or all that are there; what is left of an earlier one ends.
 
         Raises:
             WorkerLost: there were not enough workers in time, or none.
         """
         given = {kind: list(n) for kind, n in counts.items()}
-        hello = Hello("client", self._name, VERSIONS, [], wanted, given, threads)
+        if log_level is not None and self._inlet is None:
+            self._inlet = Inlet(log_level)
+        hello = Hello("client", self._name, VERSIONS, [], wanted, given, threads, log_level)
         try:
             self._start = self._trunk.start(hello, START_S)
         except TimeoutError:
@@ -98,6 +102,8 @@ class Connection:
         self._closed = True
         self._member.close()
         self._trunk.close(everything=self._owned is not None)
+        if self._inlet is not None:
+            self._inlet.close()
         if self._owned is not None:
             if self._gone:
                 self._owned.kill()
@@ -114,6 +120,10 @@ class Connection:
 
     def _silent(self, silent_s: float) -> None:
         self._trunk.lose(None, f"has been silent for {silent_s:.1f} s")
+
+    def _logged(self, record: Record) -> None:
+        if self._inlet is not None:
+            self._inlet.take(record)
 
     def _lost(self, number: int | None, how: str) -> DTorchError:
         rule, where = "a session needs all its workers", f"the last instructions were\n{self.story()}"

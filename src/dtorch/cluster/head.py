@@ -50,6 +50,8 @@ class Controller(Node):
         own: how many workers it starts itself, for a client that has started it and ends it; None without such a client.
     """
 
+    title = "controller"
+
     def __init__(self, relay: Relay, keys: Keys, listen: str, own: int | None = None) -> None:
         self._owned = own is not None
         self._client: str | None = None
@@ -176,7 +178,7 @@ class Controller(Node):
         if hello is None or self.lease is not None or not there or len(there) < hello.wanted:
             return
         self._epoch += 1
-        begun = lease(self._epoch, there[: hello.wanted or None], hello.counts, hello.threads)
+        begun = lease(self._epoch, there[: hello.wanted or None], hello.counts, hello.threads, hello.log_level)
         self.begin(begun, headed(Head(START, self._epoch), begun.start))
 
     def _free(self) -> None:

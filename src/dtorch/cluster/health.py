@@ -6,6 +6,7 @@ One thread serves any number of members. All of its own work is in ``Membership`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -140,11 +141,12 @@ class HealthServer:
     async def _tell(self, status: Callable[[], Future[bytes]], _: bytes, context: Any) -> bytes:
         import grpc
 
-        try:
+        # Held up, or at its end, it does not answer.
+        with contextlib.suppress(TimeoutError, OSError):
             return await asyncio.wait_for(asyncio.wrap_future(status()), self._dead_s)
-        except (TimeoutError, OSError):
-            # It is held up, or ends.
-            return await context.abort(grpc.StatusCode.UNAVAILABLE, f"it has not answered within {self._dead_s:.0f} s")
+        context.set_code(grpc.StatusCode.UNAVAILABLE)
+        context.set_details(f"it has not answered within {self._dead_s:.0f} s")
+        return b""
 
     async def _end(self) -> None:
         if self._sending:

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from ..core.control import (
     END,
     GONE,
     HELLO,
+    LOG,
     MEET,
     READY,
     REFUSED,
@@ -28,10 +30,13 @@ from ..core.control import (
     Gone,
     Head,
     Hello,
+    Origin,
+    Record,
     Task,
     check_versions,
 )
 from ..core.errors import ProtocolError
+from ..observability.logs import Outlet
 from ..observability.status import Counters, Status
 from ..transport.relay import Frames, Relay
 from ..transport.wire import body, headed
@@ -52,11 +57,17 @@ class Node:
         name: its own among the others.
         devices: for each worker that it is to start, how many devices of each type it hosts.
         address: that others reach this host by.
+
+    Attributes:
+        title: what it is, for people.
     """
+
+    title = "node"
 
     def __init__(self, relay: Relay, keys: Keys, health: str, name: str, devices: Sequence[dict[str, int]], address: str) -> None:
         self.relay, self.name, self.batches = relay, name, 0
         self.roster = Roster()
+        self._outlet: Outlet | None = None
         self.lease: Lease | None = None
         parent = relay.address.replace("0.0.0.0", "127.0.0.1")
         given = msgspec.structs.asdict(keys)
@@ -74,6 +85,7 @@ class Node:
             self.relay.run(self, self.own.reap)
         finally:
             signal.set_wakeup_fd(-1)
+            self._log_no_more()
             self.own.end(kindly=False)
             self.relay.close()
 
@@ -114,10 +126,16 @@ class Node:
         if head.kind in (SUBMIT, REQUEST):
             self.batches += 1
             self.lease.sent(head)
+        elif head.kind == END:
+            self._log_no_more()
 
     def begin(self, lease: Lease, frames: Frames) -> None:
         """Start a session."""
         self.lease = lease
+        self._log_no_more()
+        if lease.start.log_level is not None:
+            origin = Origin(title=self.title, name=self.name, host=socket.gethostname(), pid=os.getpid())
+            self._outlet = Outlet(origin, lease.start.log_level, partial(self._log, lease.epoch))
         for child in lease.children:
             self.relay.to_child(child, frames)
 
@@ -146,7 +164,7 @@ class Node:
         if head.kind == READY:
             self.ready(lease, head, frames)
             return
-        if head.kind == REPLY:
+        if head.kind in (REPLY, LOG):
             self.pass_up(frames)
         if head.kind in (DONE, REPLY) and (head.kind == DONE or self.is_worker(child)):
             least = lease.progressed(child, head.count)
@@ -156,6 +174,15 @@ class Node:
     def status(self) -> Status:
         """How things are, as far as this process knows; called by the loop."""
         raise NotImplementedError
+
+    def _log(self, epoch: int, record: Record) -> bool:
+        self.relay.call(partial(self.pass_up, headed(Head(LOG, epoch), record)))
+        return True
+
+    def _log_no_more(self) -> None:
+        if self._outlet is not None:
+            self._outlet.close()
+            self._outlet = None
 
     def _counters(self, **dropped: int) -> Counters:
         messages, nbytes = self.relay.passed

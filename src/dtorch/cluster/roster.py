@@ -111,9 +111,16 @@ def _host(worker: WorkerInfo) -> str:
     return worker.name.rsplit(".", 2)[0]
 
 
-def lease(epoch: int, there: Sequence[tuple[str, WorkerInfo]], counts: dict[str, list[int]], threads: int) -> Lease:
+def lease(
+    epoch: int,
+    there: Sequence[tuple[str, WorkerInfo]],
+    counts: dict[str, list[int]],
+    threads: int,
+    log_level: int | None = None,
+) -> Lease:
     """A session of these workers, each given with its child."""
     workers = [worker for _, worker in there]
     kinds = dict.fromkeys(kind for worker in workers for kind in worker.devices)
     counts = counts or {kind: [worker.devices.get(kind, 0) for worker in workers] for kind in kinds}
-    return Lease(epoch, Start(workers, Hosting(len(workers), counts), threads), dict(enumerate(child for child, _ in there)))
+    start = Start(workers, Hosting(len(workers), counts), threads, log_level)
+    return Lease(epoch, start, dict(enumerate(child for child, _ in there)))

@@ -19,7 +19,7 @@ VERSION = 1
 START, MEET, SUBMIT, REQUEST, END, CLOSE = "start", "meet", "submit", "request", "end", "close"
 WELCOME, REFUSED, LOST = "welcome", "no", "lost"
 # Away from them.
-HELLO, READY, DONE, REPLY, GONE = "hello", "ready", "done", "reply", "gone"
+HELLO, READY, DONE, REPLY, GONE, LOG = "hello", "ready", "done", "reply", "gone", "log"
 # Through the health service: to a worker, that the session of this number has broken; to an agent, to end a worker.
 ABORT, KILL = "abort", "kill"
 
@@ -66,6 +66,7 @@ class Hello(msgspec.Struct, frozen=True):
         wanted: of a client, how many workers it needs; 0 for all that are there.
         counts: of a client, the devices of each worker, where they are not the workers' own.
         threads: of a client, how many threads operators are to use.
+        log_level: of a client, of which records it wants all processes to send; None for none.
     """
 
     role: Literal["client", "agent", "worker"]
@@ -75,6 +76,7 @@ class Hello(msgspec.Struct, frozen=True):
     wanted: Count = 0
     counts: dict[Name, list[Count]] = {}
     threads: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
+    log_level: Count | None = None
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -83,6 +85,7 @@ class Start(msgspec.Struct, frozen=True):
     workers: list[WorkerInfo]
     hosting: Hosting
     threads: int
+    log_level: Count | None = None
 
 
 class Sign(msgspec.Struct, frozen=True):
@@ -97,6 +100,46 @@ class Gone(msgspec.Struct, frozen=True):
 
     worker: Name
     how: Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that a log record comes from.
+
+    Attributes:
+        title: ``worker``, ``agent`` or ``controller``.
+        worker: its number, of a worker.
+        devices: what it hosts, for people.
+    """
+
+    title: Literal["worker", "agent", "controller"]
+    name: Name
+    host: Name
+    pid: Count
+    worker: Count | None = None
+    devices: str = ""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A record of ``logging``, with what it says written out.
+
+    Attributes:
+        name: of the logger.
+        trace: the traceback of an exception.
+        created_s: when, by the clock of its machine.
+        dropped: how many before it were not sent.
+    """
+
+    origin: Origin
+    level: Count
+    name: str
+    text: str
+    trace: str = ""
+    file: str = ""
+    line: Count = 0
+    function: str = ""
+    thread: str = ""
+    created_s: float = 0.0
+    dropped: Count = 0
 
 
 def check_versions(name: str, theirs: list[int], ours: list[int]) -> None:

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import zmq
 
-from ..core.control import CLOSE, DONE, END, HELLO, MEET, READY, REFUSED, REPLY, REQUEST, START, SUBMIT, Head, Hello, Sign, Start
+from ..core.control import (
+    CLOSE,
+    DONE,
+    END,
+    HELLO,
+    LOG,
+    MEET,
+    READY,
+    REFUSED,
+    REPLY,
+    REQUEST,
+    START,
+    SUBMIT,
+    Head,
+    Hello,
+    Record,
+    Sign,
+    Start,
+)
 from ..core.errors import ProtocolError
 from .base import Runner
 from .messages import decode_batch, encode_reply
 from .wire import LINGER_MS, Key, body, connect, headed, parsed
+
+IDLE_MS = 200
+"""How long a record may wait that another thread has logged, when nothing comes."""
+
+MOST_RECORDS = 1000
+"""How many of them may wait."""
 
 
 class Part(Protocol):
@@ -28,6 +54,9 @@ class Part(Protocol):
 
     def introduce(self, signs: list[Sign]) -> None:
         """How it finds the others, by number."""
+
+    def close(self) -> None:
+        """Release everything."""
 
 
 class Line:
@@ -48,6 +77,9 @@ class Line:
         self._part: Part | None = None
         self._epoch = self._number = self.count = 0
         self.busy_since: float | None = None
+        self._records: deque[list[bytes]] = deque()
+        self._thread = threading.get_ident()
+        self._logs = self._sending = False
 
     def serve(self) -> None:
         """Work until told to end.
@@ -55,8 +87,11 @@ class Line:
         Raises:
             ProtocolError: it was not let in.
         """
+        self._thread = threading.get_ident()
         self._send(headed(Head(HELLO), self._hello))
         while True:
+            while self._logs and not self._socket.poll(IDLE_MS):
+                self._send()
             frames = self._socket.recv_multipart(copy=False)
             head = parsed(frames[0])
             if head.kind == CLOSE:
@@ -73,11 +108,24 @@ class Line:
         self._leave()
         self._context.destroy(LINGER_MS)
 
+    def log(self, record: Record) -> bool:
+        """Send a log record up, before whatever is answered later: at once, or of another thread than the link's when that is
+        between batches. False where too many wait.
+        """
+        if len(self._records) >= MOST_RECORDS:
+            return False
+        self._records.append(headed(Head(LOG, self._epoch, [self._number]), record))
+        # What Python calls in the middle of a message, such as a finalizer, may log too.
+        if threading.get_ident() == self._thread and not self._sending:
+            self._send()
+        return True
+
     def _start(self, epoch: int, start: Start) -> None:
         self._leave()
         self._epoch, self.count = epoch, 0
         self._number = [worker.name for worker in start.workers].index(self._hello.name)
         self._part = self._take_part(self._number, epoch, start)
+        self._logs = start.log_level is not None
         self._send(headed(Head(READY, epoch, [self._number]), self._part.sign))
 
     def _run(self, head: Head, frames: list[zmq.Frame], part: Part) -> None:
@@ -99,8 +147,15 @@ class Line:
 
     def _leave(self) -> None:
         if self._part is not None:
-            self._part.runner.close()
-            self._part = None
+            self._part.close()
+            self._part, self._logs = None, False
 
-    def _send(self, frames: list[Any]) -> None:
-        self._socket.send_multipart(frames, copy=False)
+    def _send(self, frames: Sequence[Any] = ()) -> None:
+        self._sending = True
+        try:
+            while self._records:
+                self._socket.send_multipart(self._records.popleft())
+            if frames:
+                self._socket.send_multipart(frames, copy=False)
+        finally:
+            self._sending = False

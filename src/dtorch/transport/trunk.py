@@ -14,7 +14,23 @@ from typing import Any
 
 import zmq
 
-from ..core.control import CLOSE, DONE, END, HELLO, LOST, REFUSED, REPLY, REQUEST, SUBMIT, WELCOME, Head, Hello, Start
+from ..core.control import (
+    CLOSE,
+    DONE,
+    END,
+    HELLO,
+    LOG,
+    LOST,
+    REFUSED,
+    REPLY,
+    REQUEST,
+    SUBMIT,
+    WELCOME,
+    Head,
+    Hello,
+    Record,
+    Start,
+)
 from ..core.errors import InternalError, ProtocolError
 from ..core.program import PendingReply, Reply
 from .base import Part
@@ -36,12 +52,20 @@ class Trunk:
 
     Args:
         lost: makes the error for a worker that is gone, of its number (None for the listener itself) and how it went.
+        logged: called with each log record of the session's processes, from the link's thread, which it must not hold up.
     """
 
-    def __init__(self, address: str, name: str, key: Key, lost: Callable[[int | None, str], BaseException]) -> None:
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        key: Key,
+        lost: Callable[[int | None, str], BaseException],
+        logged: Callable[[Record], None] = lambda record: None,
+    ) -> None:
         self._context = zmq.Context()
         self._socket = connect(self._context, address, name, key)
-        self._make_lost = lost
+        self._make_lost, self._logged = lost, logged
         self._wake_in, self._wake_out = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
         self._wake_in.bind("inproc://wake")
         self._wake_out.connect("inproc://wake")
@@ -135,6 +159,9 @@ class Trunk:
             self._welcome.set_result(start)
         elif head.kind == REFUSED:
             self._welcome.set_exception(ProtocolError(body(frames, str)))
+        elif head.kind == LOG:
+            # Also before the session is on.
+            self._logged(body(frames, Record))
         elif head.epoch != self._flow.epoch or max(head.workers, default=0) >= self._flow.workers:
             return
         elif head.kind == DONE:
