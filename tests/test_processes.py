@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -286,3 +288,44 @@ def test_a_controller_that_dies_or_freezes_is_told_and_ends_its_workers() -> Non
         psutil.wait_procs([p for p in new if p != controller], timeout=30)
         dtorch.shutdown()
         assert {p.pid for p in children()} == before
+
+
+def test_what_workers_log_arrives_until_the_end(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    dtorch.shutdown()
+    with pytest.raises(UsageError, match="a level is"):
+        dtorch.init(workers=2, log_level="loud")
+    dtorch.init(workers=2, log_level="info")
+    mesh = init_device_mesh("cpu", 2)
+    x = dtorch.ones(4, device_mesh=mesh, placements=[Shard(0)])
+    log = logging.getLogger("theirs")
+
+    def talk(piece: torch.Tensor) -> torch.Tensor:
+        log.info("sum %d", piece.sum())
+        log.debug("less")
+        warnings.warn("careful", stacklevel=1)
+        print("said")
+        return piece
+
+    for reset in (False, True):
+        if reset:
+            dtorch.session().reset()
+            x = dtorch.ones(4, device_mesh=mesh, placements=[Shard(0)])
+        caplog.clear()
+        assert dtorch.local_map(talk, [[Shard(0)]], [Shard(0)])(x).sum().item() == 4
+        status = dtorch.session().status()
+        assert [w.number for w in status.workers] == [0, 1] and all(w.memory_nbytes for w in status.workers)
+    dtorch.shutdown()
+    arrived = [r for r in caplog.records if r.name.startswith("dtorch.remote.")]
+    for worker in (0, 1):
+        mine = [r for r in arrived if vars(r)["worker"] == worker]
+        assert [(r.levelname, vars(r)["source"]) for r in mine] == [("INFO", "theirs"), ("WARNING", "py.warnings")]
+        assert mine[0].name == f"dtorch.remote.{worker}" and mine[0].getMessage().endswith("] sum 2")
+    assert capfd.readouterr().out.count("said") == 4
+
+
+def test_the_embedded_session_tells_of_itself() -> None:
+    dtorch.shutdown()
+    dtorch.init(log_level=logging.INFO)
+    status = dtorch.session().status()
+    assert (status.role, status.workers[0].pid) == ("embedded", os.getpid())
+    dtorch.shutdown()

@@ -75,8 +75,8 @@ def test_workers_queues_and_counters(cluster: Cluster) -> None:
     who = Member(name="test.0.0", role="worker", incarnation=1, host="here", pid=1)
     beat = Beat(operator="aten::mm", memory_nbytes=1 << 20, busy_s=1.25)
     with closing(HealthMember(cluster.keys, cluster.controller.health.address, who, lambda: beat)):
-        replies = trunk.request((0, 1), 0, [Barrier(), Fetch(5, ONE, [])])
-        trunk.submit((0,), 1, [])
+        replies = trunk.request(0, [((0, 1), [Barrier(), Fetch(5, ONE, [])])])
+        trunk.submit(1, [((0,), [])])
         replies[1].result(WAIT_S)
         await_true(lambda: status(cluster).workers[0].busy_s)
         now = status(cluster)
@@ -192,7 +192,7 @@ def read(port: int) -> dict[tuple[str, str], float]:
 def test_metrics(cluster: Cluster) -> None:
     cluster.worker(0, Recorder())
     trunk, _ = cluster.client(workers=1)
-    trunk.request((0,), 0, [Fetch(5, ONE, [])])[0].result(WAIT_S)
+    trunk.request(0, [((0,), [Fetch(5, ONE, [])])])[0].result(WAIT_S)
     port = free_ports()
     with exposed(f"127.0.0.1:{port}") as expose:
         assert read(port) == {("dtorch_up", ""): 0.0}

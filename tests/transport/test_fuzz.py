@@ -11,7 +11,7 @@ import zmq
 
 from dtorch.cluster.keys import Keys
 from dtorch.cluster.node import VERSIONS
-from dtorch.core.control import DONE, END, GONE, HELLO, READY, SUBMIT, Gone, Head, Hello, Sign, WorkerInfo
+from dtorch.core.control import DONE, END, GONE, HELLO, LOG, READY, SUBMIT, Gone, Head, Hello, Origin, Record, Sign, WorkerInfo
 from dtorch.core.errors import ProtocolError
 from dtorch.core.program import Call, Calls, Fetch, Free, Reply
 from dtorch.transport.messages import decode_batch, deflated, encode_batch, encode_reply
@@ -23,6 +23,8 @@ from tests.transport.test_trunk import WAIT_S, Cluster, cluster  # noqa: F401
 from tests.worker.plans import ONE
 
 MESSAGES = 100_000
+
+ORIGIN = Origin(title="worker", name="odd.0.0", host="here", pid=1, worker=0)
 
 
 def seeds() -> list[list[bytes]]:
@@ -38,6 +40,7 @@ def seeds() -> list[list[bytes]]:
             headed(Head(READY, epoch, [3]), Sign("a", "b")),
             headed(Head(DONE, epoch, [0], 1)),
             headed(Head(END, epoch)),
+            headed(Head(LOG, epoch, [0]), Record(origin=ORIGIN, level=20, name="odd", text="a record")),
             [*headed(Head(SUBMIT, epoch, [0])), *map(bytes, encode_batch(0, [Free([1])]))],
         ]
     return told

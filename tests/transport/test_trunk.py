@@ -52,7 +52,7 @@ class Cluster:
         return line
 
     def client(
-        self, name: str = "client", workers: int = 0, level: int | None = None, logged: Callable[[Record], None] = print
+        self, name: str = "client", workers: int = 0, level: int | None = None, logged: Callable[[Record], None] = id
     ) -> tuple[Trunk, Start]:
         trunk = Trunk(self.relay.address, name, self.lock.key, lambda number, how: InternalError(f"{number} {how}"), logged)
         self.trunks.append(trunk)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from ..core.control import CLOSE, GONE, HELLO, KILL, REFUSED, START, Gone, Head, Hello, Start
+from ..core.control import CLOSE, GONE, HELLO, KILL, REFUSED, START, Gone, Head, Hello, Start, Title
 from ..core.errors import ProtocolError
 from ..observability.status import Status
 from ..transport.relay import Frames, Relay
@@ -32,7 +32,8 @@ class Agent(Node):
         failed: it ended because of the controller, which let it not in or has fallen silent.
     """
 
-    title, failed = "agent", False
+    title: Title = "agent"
+    failed = False
 
     def __init__(self, relay: Relay, keys: Keys, health: str, name: str, devices: Sequence[dict[str, int]], address: str) -> None:
         super().__init__(relay, keys, health, name, devices, address)

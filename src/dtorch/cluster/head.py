@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from ..core.control import ABORT, CLOSE, END, KILL, LOST, MEET, REFUSED, START, WELCOME, Gone, Head, Hello, Sign
+from ..core.control import ABORT, CLOSE, END, KILL, LOST, MEET, REFUSED, START, WELCOME, Gone, Head, Hello, Sign, Title
 from ..core.errors import ProtocolError, four_parts
 from ..observability.status import Status
 from ..transport.relay import Frames, Relay
@@ -50,7 +50,7 @@ class Controller(Node):
         own: how many workers it starts itself, for a client that has started it and ends it; None without such a client.
     """
 
-    title = "controller"
+    title: Title = "controller"
 
     def __init__(self, relay: Relay, keys: Keys, listen: str, own: int | None = None) -> None:
         self._owned = own is not None

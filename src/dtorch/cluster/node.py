@@ -33,6 +33,7 @@ from ..core.control import (
     Origin,
     Record,
     Task,
+    Title,
     check_versions,
 )
 from ..core.errors import ProtocolError
@@ -62,7 +63,7 @@ class Node:
         title: what it is, for people.
     """
 
-    title = "node"
+    title: Title
 
     def __init__(self, relay: Relay, keys: Keys, health: str, name: str, devices: Sequence[dict[str, int]], address: str) -> None:
         self.relay, self.name, self.batches = relay, name, 0

@@ -102,16 +102,18 @@ class Gone(msgspec.Struct, frozen=True):
     how: Annotated[str, msgspec.Meta(max_length=4096)]
 
 
+Title = Literal["worker", "agent", "controller"]
+
+
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The process that a log record comes from.
 
     Attributes:
-        title: ``worker``, ``agent`` or ``controller``.
         worker: its number, of a worker.
         devices: what it hosts, for people.
     """
 
-    title: Literal["worker", "agent", "controller"]
+    title: Title
     name: Name
     host: Name
     pid: Count
