@@ -11,6 +11,7 @@ import dtorch
 from dtorch.cluster.addresses import PORT
 from dtorch.cluster.commands import run_agent, run_controller
 from dtorch.cluster.keys import Keys
+from dtorch.cluster.up import up
 from dtorch.demo import run_demo
 
 WRONG_USE = 2
@@ -57,8 +58,13 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--devices", default=f"cpu:{os.cpu_count()}", help="what this host has (default: %(default)s)")
     agent.add_argument("--address", help="what other hosts reach this one by (default: as seen on the way to the controller)")
     agent.set_defaults(run=lambda given: run_agent(given.controller, given.devices, given.key, given.address))
+    key = "the cluster's key (default: DTORCH_KEY, else ~/.dtorch/key); - for the first line of the standard input"
     for command in (controller, agent):
-        command.add_argument("--key", metavar="FILE", help="the cluster's key (default: DTORCH_KEY, else ~/.dtorch/key)")
+        command.add_argument("--key", metavar="FILE", help=key)
+    start = commands.add_parser("up", help="start the cluster that a file describes, over ssh, and watch it until Ctrl-C")
+    start.add_argument("file", metavar="cluster.yaml", help="the hosts; see docs/clusters.md")
+    start.add_argument("--dry-run", action="store_true", help="print the commands, and start nothing")
+    start.set_defaults(run=lambda given: up(given.file, given.dry_run))
     return parser
 
 

@@ -51,7 +51,9 @@ class Network:
         port, end = f"port{host.number}", host.holder.pid
         self.within(self._switch.pid, f"ip link add {port} type veth peer name eth0 netns {end}")
         self.within(self._switch.pid, f"ip link set {port} master bridge up")
-        self.within(end, f"hostname {name}", "ip link set lo up", f"ip addr add {host.address}/24 dev eth0", "ip link set eth0 up")
+        self.within(
+            end, f"hostname {name}", "ip link set lo up", f"ip addr add {host.address}/24 dev eth0", "ip link set eth0 up"
+        )
         return host
 
     def link(self, number: int, state: str) -> None:

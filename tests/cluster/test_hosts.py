@@ -147,7 +147,7 @@ def assert_too_few(answer: Answer, text: str) -> None:
 
 
 def test_whoever_asked_for_all_goes_on_with_those_that_are_left(cluster: Cluster, program: Console) -> None:
-    program.run("dtorch.shutdown()\n" + JOIN.format(None) + USE.format(devices=4))
+    program.run("dtorch.shutdown()\n" + JOIN.format(None))
     assert_lost(lost_by(program, cluster.b.cut), "on beta)")
     program.run("dtorch.session().reset()" + USE.format(devices=2))
     cluster.b.heal()
@@ -162,7 +162,7 @@ FAULTS = {"a worker killed": signal.SIGKILL, "a worker stopped": signal.SIGSTOP}
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_worker_is_lost_and_another_takes_its_place(fault: str, cluster: Cluster, program: Console) -> None:
-    program.run(USE.format(devices=4))
+    program.run("dtorch.shutdown()\n" + JOIN.format(None))
     before = {worker.pid for worker in cluster.b.workers()}
     victim = min(before)
     lost = lost_by(program, lambda: os.kill(victim, FAULTS[fault]))
@@ -174,7 +174,7 @@ def test_a_worker_is_lost_and_another_takes_its_place(fault: str, cluster: Clust
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_agent_is_lost_and_takes_its_workers_with_it(fault: signal.Signals, cluster: Cluster, program: Console) -> None:
-    program.run(USE.format(devices=4))
+    program.run("dtorch.shutdown()\n" + JOIN.format(None))
     workers, agent = cluster.b.workers(), cluster.processes["beta"]
     lost = lost_by(program, lambda: agent.send_signal(fault))
     assert_lost(lost, "on beta)")
@@ -197,7 +197,8 @@ def test_a_program_is_killed_and_the_next_has_all_workers(cluster: Cluster, prog
         killed.process.kill()
         killed.process.wait()
         # Until that is noticed the cluster is in use.
-        eventually(lambda: "its session ends" in (cluster.folder / "head").read_text())
+        gone = rf"the client client-desk-{killed.process.pid}-0 has been silent for .* its session ends"
+        eventually(lambda: re.search(gone, (cluster.folder / "head").read_text()))
     finally:
         killed.end()
     program.run(JOIN.format(4) + USE.format(devices=4))

@@ -31,10 +31,11 @@ class Agent(Node):
     """The node between the controller and the workers of a host.
 
     Attributes:
+        joined: the controller has answered.
         failed: it ended because of the controller, which let it not in or has fallen silent.
     """
 
-    failed = False
+    joined = failed = False
 
     def __init__(self, relay: Relay, keys: Keys, health: str, name: str, devices: Sequence[dict[str, int]], address: str) -> None:
         super().__init__(relay, keys, health, name, devices, address)
@@ -45,7 +46,8 @@ class Agent(Node):
     def run(self) -> None:
         """Work until told to end."""
         try:
-            if self._member.await_answer(JOIN_S):
+            self.joined = self._member.await_answer(JOIN_S)
+            if self.joined:
                 super().run()
             else:
                 log.error("no answer from the controller's health service at %s within %.0f s", self._health, JOIN_S)

@@ -28,8 +28,8 @@ START_S = 120.0
 
 _NUMBERS = itertools.count()
 
-ANSWER_S = 10.0
-"""How long a controller may take to answer."""
+ANSWER_S = 30.0
+"""How long a controller may take to answer: it may be about to start."""
 
 REMEDY = "read what you saved, call dtorch.session().reset() and go on from there on the workers that are left"
 
@@ -52,20 +52,17 @@ class Connection:
         self.story: Callable[[], str] = str
         self._address, self._health, self._keys, self._owned = address, health, keys, owned
         self._start: Start | None = None
-        self._closed = False
+        self._closed = self._gone = False
         self._link()
         if owned is not None:
             threading.Thread(target=self._watch, args=(owned,), name="dtorch-controller", daemon=True).start()
 
     def _link(self) -> None:
-        self._gone = False
         self._name = f"client-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
         self._trunk = Trunk(self._address, self._name, self._keys.line, self._lost)
         self.submit, self.request = self._trunk.submit, self._trunk.request
         who = Member(name=self._name, role="client", incarnation=0, host=socket.gethostname(), pid=os.getpid())
-        self._member = HealthMember(
-            self._keys, self._health, who, on_word=self._told, on_silence=self._silent, first_s=ANSWER_S
-        )
+        self._member = HealthMember(self._keys, self._health, who, on_word=self._told, on_silence=self._silent, first_s=ANSWER_S)
 
     def begin(self, wanted: int, counts: Mapping[str, Sequence[int]], threads: int) -> Start:
         """Begin a session on so many workers, or all that are there; what is left of an earlier one ends.
@@ -118,11 +115,14 @@ class Connection:
         """The controller may be there again, or another in its place; one of this process' own is not."""
         if self._owned is not None:
             given, rule = "reset() of a session whose controller is gone", "its workers have ended with it"
-            raise WorkerLost(four_parts(given, rule, "dtorch.session().reset()", "call dtorch.shutdown() and dtorch.init() again"))
+            raise WorkerLost(
+                four_parts(given, rule, "dtorch.session().reset()", "call dtorch.shutdown() and dtorch.init() again")
+            )
         self._member.close()
         self._trunk.close()
         self._link()
         self.await_answer()
+        self._gone = False
 
     def _told(self, word: Word) -> None:
         if word.text == REFUSED:
