@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -16,6 +17,9 @@ from tests.cluster.network import ENVIRONMENT, WAIT_S, eventually
 
 # Ray leaves files of its own to the garbage collector, and processes that it has ended unwaited for.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning", "ignore:subprocess .* running:ResourceWarning")
+
+MARK = f"DTORCH_TEST_{os.getpid()}"
+"""In the environment of the nodes, by which what runs there is told from what else runs on this machine."""
 
 BEGIN = """
 import os, signal, sys
@@ -46,6 +50,7 @@ def nodes() -> Iterator[Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     head = {"num_cpus": 2, "include_dashboard": False, "ray_client_server_port": port}
+    os.environ[MARK] = "1"
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         cluster.add_node(num_cpus=2)
@@ -53,16 +58,20 @@ def nodes() -> Iterator[Any]:
         yield cluster
     finally:
         cluster.shutdown()
+        del os.environ[MARK]
 
 
 def commands() -> list[psutil.Process]:
-    """Controllers, agents and workers."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if "-m dtorch" in line or "dtorch.process" in line:
-            found.append(process)
-    return found
+    """Controllers, agents and workers on the nodes."""
+    return [process for process in psutil.process_iter() if _is_command(process)]
+
+
+def _is_command(process: psutil.Process) -> bool:
+    try:
+        line = " ".join(process.cmdline())
+        return MARK in process.environ() and ("-m dtorch" in line or "dtorch.process" in line)
+    except psutil.Error:
+        return False
 
 
 def run(nodes: Any, source: str) -> subprocess.CompletedProcess[str]:
@@ -114,6 +123,14 @@ print("done", flush=True)
 """
 
 
+def heard(out: IO[str], word: str) -> None:
+    """A program says something; what Ray says on its output in between is passed over."""
+    for line in out:
+        if line == f"{word}\n":
+            return
+    raise AssertionError(f"the program has ended without {word!r}")
+
+
 def test_a_node_is_lost_and_another_takes_its_place(nodes: Any) -> None:
     second = next(node for node in nodes.list_all_nodes() if node is not nodes.head_node)
     program = subprocess.Popen(
@@ -124,11 +141,12 @@ def test_a_node_is_lost_and_another_takes_its_place(nodes: Any) -> None:
     )
     assert program.stdout is not None
     try:
-        assert program.stdout.readline() == "on\n"
+        heard(program.stdout, "on")
         nodes.remove_node(second, allow_graceful=False)
-        assert program.stdout.readline() == "lost\n"
+        heard(program.stdout, "lost")
         nodes.add_node(num_cpus=2)
-        assert program.stdout.readline() == "done\n" and program.wait(WAIT_S) == 0
+        heard(program.stdout, "done")
+        assert program.wait(WAIT_S) == 0
     finally:
         program.kill()
         program.wait()

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from typing import Any
 
 from ..core.control import Start
 from ..core.errors import UsageError, WorkerLost, four_parts
+from .addresses import ports
 from .connection import Connection
 from .keys import Keys
 
@@ -24,6 +26,7 @@ RESERVED_S = 120.0
 """How long CPUs may take to be reserved. Where Ray has an autoscaler it may start machines meanwhile."""
 
 END_S = 15.0
+POLL_S = 0.2
 
 ANYWHERE = "ray"
 SCHEME = "ray://"
@@ -41,11 +44,17 @@ class Outpost:
         self._key = key
         self._process: subprocess.Popen[bytes] | None = None
 
-    def controller(self, address: str) -> str:
-        """Be the controller's; returns where it listens."""
+    def controller(self) -> str:
+        """Run the controller; returns where it listens."""
+        address = _imported().util.get_node_ip_address()
         at = f"{address}:{_free_port(address)}"
         self.start(["controller", "--listen", at])
         return at
+
+    def agent(self, controller: str, workers: int) -> None:
+        """Run an agent."""
+        address = _imported().util.get_node_ip_address()
+        self.start(["agent", "--controller", controller, "--devices", f"cpu:{workers}", "--address", address])
 
     def start(self, arguments: Sequence[str]) -> None:
         """Run a command, which ends with this process."""
@@ -75,41 +84,72 @@ class Reservation:
     """CPUs of a Ray cluster, one for each worker, and the actors on them. Its owner calls ``release``.
 
     Attributes:
+        workers: how many.
         address: of the controller.
     """
 
     def __init__(self, ray: ModuleType, ours: bool, keys: Keys, workers: int, spread: bool) -> None:
         self._ray, self._ours, self._key = ray, ours, keys.as_line()
-        self._workers = workers
+        self.workers = workers
+        self._head: Any = None
         self._posts: list[tuple[Any, list[int]]] = []
+        self.address = ""
         self._group = ray.util.placement_group([{"CPU": 1}] * workers, strategy="SPREAD" if spread else "PACK")
         try:
-            self._await_cpus()
-            self._head = self._actor(0, 0)
-            self.address: str = ray.get(self._head.controller.remote(self._node_address(self._homes()[0])), timeout=RESERVED_S)
             self.occupy()
         except BaseException:
             self.release()
             raise
 
-    def occupy(self) -> None:
-        """Start an agent on each node with reserved CPUs that no agent is there for: also where Ray has moved them to."""
-        self._await_cpus()
-        self._posts = [(actor, cpus) for actor, cpus in self._posts if self._runs(actor)]
+    def occupy(self) -> bool:
+        """Start what does not run: agents for CPUs that none is there for, also where Ray has moved these to, and the controller.
+
+        Returns:
+            Whether it is another controller.
+        """
+        before, deadline_s = self.address, time.monotonic() + RESERVED_S
+        while True:
+            self._await_cpus()
+            try:
+                self._renew_controller()
+                self._fill()
+                return self.address != before
+            except self._ray.exceptions.RayError as error:
+                # Ray takes a moment to notice that a node is gone, and places actors on it until then.
+                if time.monotonic() > deadline_s:
+                    given, rule = f"an actor that cannot be started: {error}", "Ray runs the actors of a cluster"
+                    raise WorkerLost(four_parts(given, rule, "dtorch on Ray", "look at the state of Ray: ray status")) from error
+                time.sleep(POLL_S)
+
+    def _renew_controller(self) -> None:
+        if self._runs(self._head):
+            return
+        # Agents end with their controller.
+        for actor, _ in self._posts:
+            self._ray.kill(actor)
+        self._posts = []
+        self._head = self._actor(0, 0)
+        self.address = self._ray.get(self._head.controller.remote(), timeout=RESERVED_S)
+
+    def _fill(self) -> None:
+        ended = [post for post in self._posts if not self._runs(post[0])]
+        for post in ended:
+            self._ray.kill(post[0])
+            self._posts.remove(post)
         occupied = {cpu for _, cpus in self._posts for cpu in cpus}
-        free = defaultdict(list)
+        free, started = defaultdict(list), []
         for cpu, node in self._homes().items():
             if cpu not in occupied:
                 free[node].append(cpu)
-        for node, cpus in free.items():
-            actor, at = self._actor(1, cpus[0]), self._node_address(node)
-            words = ["agent", "--controller", self.address, "--devices", f"cpu:{len(cpus)}", "--address", at]
+        for cpus in free.values():
+            actor = self._actor(1, cpus[0])
             self._posts.append((actor, cpus))
-            actor.start.remote(words)
+            started.append(actor.agent.remote(self.address, len(cpus)))
+        self._ray.get(started, timeout=RESERVED_S)
 
     def release(self) -> None:
         """End the actors, and give back the CPUs."""
-        actors = [actor for actor, _ in self._posts] + ([self._head] if hasattr(self, "_head") else [])
+        actors = [actor for actor in (*(actor for actor, _ in self._posts), self._head) if actor is not None]
         with suppress(self._ray.exceptions.RayError):
             self._ray.get([actor.end.remote() for actor in actors], timeout=2 * END_S)
         with suppress(self._ray.exceptions.RayError):
@@ -118,18 +158,23 @@ class Reservation:
             self._ray.shutdown()
 
     def _await_cpus(self) -> None:
-        if not self._group.wait(RESERVED_S):
+        deadline_s = time.monotonic() + RESERVED_S
+        # Ray moves them when a node is lost, so that they were there once says nothing.
+        while self._table()["state"] != "CREATED":
+            time.sleep(POLL_S)
+            if time.monotonic() < deadline_s:
+                continue
             there = int(self._ray.cluster_resources().get("CPU", 0))
-            given = f"{self._workers} CPUs that Ray could not reserve within {RESERVED_S:.0f} s; all its nodes have {there}"
+            given = f"{self.workers} CPUs that Ray could not reserve within {RESERVED_S:.0f} s; all its nodes have {there}"
             remedy = "ask for fewer workers=, end what else runs there, or add nodes"
             raise WorkerLost(four_parts(given, "each worker has a CPU of its own", "dtorch.init on Ray", remedy))
 
     def _homes(self) -> dict[int, str]:
-        homes = self._ray.util.placement_group_table(self._group)["bundles_to_node_id"]
-        return {int(cpu): node for cpu, node in sorted(homes.items())}
+        return {int(cpu): node for cpu, node in sorted(self._table()["bundles_to_node_id"].items())}
 
-    def _node_address(self, node: str) -> str:
-        return next(str(each["NodeManagerAddress"]) for each in self._ray.nodes() if each["NodeID"] == node)
+    def _table(self) -> dict[str, Any]:
+        table: dict[str, Any] = self._ray.util.placement_group_table(self._group)
+        return table
 
     def _actor(self, cpus: int, bundle: int) -> Any:
         place = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, bundle)
@@ -137,7 +182,7 @@ class Reservation:
 
     def _runs(self, actor: Any) -> bool:
         try:
-            return bool(self._ray.get(actor.runs.remote(), timeout=END_S))
+            return actor is not None and bool(self._ray.get(actor.runs.remote(), timeout=END_S))
         except self._ray.exceptions.RayError:
             return False
 
@@ -147,13 +192,14 @@ class RayConnection(Connection):
 
     def __init__(self, reservation: Reservation, keys: Keys) -> None:
         self._reservation = reservation
-        host, _, port = reservation.address.rpartition(":")
-        super().__init__(f"tcp://{reservation.address}", f"{host}:{int(port) + 1}", keys)
+        super().__init__(*ports(reservation.address), keys)
 
     def begin(self, wanted: int, counts: Mapping[str, Sequence[int]], threads: int) -> Start:
         """See ``Connection``. Each worker has one CPU, and so one thread."""
-        self._reservation.occupy()
-        return super().begin(wanted, counts, 1)
+        if self._reservation.occupy():
+            self._address, self._health = ports(self._reservation.address)
+            self._gone = True
+        return super().begin(wanted or self._reservation.workers, counts, 1)
 
     def close(self) -> None:
         """End the link and the cluster; a second call does nothing."""
