@@ -144,9 +144,10 @@ def test_a_node_is_lost_and_another_takes_its_place(nodes: Any) -> None:
         heard(program.stdout, "on")
         nodes.remove_node(second, allow_graceful=False)
         heard(program.stdout, "lost")
-        nodes.add_node(num_cpus=2)
+        third = nodes.add_node(num_cpus=2)
         heard(program.stdout, "done")
         assert program.wait(WAIT_S) == 0
+        nodes.remove_node(third)
     finally:
         program.kill()
         program.wait()
