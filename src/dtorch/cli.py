@@ -13,6 +13,7 @@ from dtorch.cluster.addresses import PORT
 from dtorch.cluster.commands import run_agent, run_controller
 from dtorch.cluster.keys import Keys
 from dtorch.cluster.showing import show_status, show_top
+from dtorch.cluster.up import up
 from dtorch.demo import run_demo
 
 WRONG_USE = 2
@@ -59,10 +60,16 @@ def _parser() -> argparse.ArgumentParser:
     agent.add_argument("--devices", default=f"cpu:{os.cpu_count()}", help="what this host has (default: %(default)s)")
     agent.add_argument("--address", help="what other hosts reach this one by (default: as seen on the way to the controller)")
     agent.set_defaults(run=lambda given: run_agent(given.controller, given.devices, given.key, given.address, given.metrics))
+    key = "the cluster's key (default: DTORCH_KEY, else ~/.dtorch/key)"
     for command in (controller, agent):
         command.add_argument("--metrics", metavar="HOST:PORT", help="serve metrics for Prometheus there (default: nowhere)")
-    for command in (controller, agent, *_add_showing(commands)):
-        command.add_argument("--key", metavar="FILE", help="the cluster's key (default: DTORCH_KEY, else ~/.dtorch/key)")
+        command.add_argument("--key", metavar="FILE", help=f"{key}; - for the first line of the standard input")
+    for command in _add_showing(commands):
+        command.add_argument("--key", metavar="FILE", help=key)
+    start = commands.add_parser("up", help="start the cluster that a file describes, over ssh, and watch it until Ctrl-C")
+    start.add_argument("file", metavar="cluster.yaml", help="the hosts; see docs/clusters.md")
+    start.add_argument("--dry-run", action="store_true", help="print the commands, and start nothing")
+    start.set_defaults(run=lambda given: up(given.file, given.dry_run))
     return parser
 
 

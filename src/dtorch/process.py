@@ -21,6 +21,7 @@ from .cluster.beating import HealthMember
 from .cluster.keys import Keys
 from .cluster.membership import Beat, Member
 from .cluster.processes import resident_nbytes
+from .cluster.pulse import REFUSED
 from .communication.processes import ProcessPeers
 from .core import control, program
 from .core.control import Hello, Origin, Record, Sign, Start, Task, WorkerInfo
@@ -90,6 +91,8 @@ class Worker:
             part = self._part
             if part is not None:
                 part.peers.abort()
+        elif getattr(word, "text", "") in (REFUSED, control.KILL):
+            os._exit(ORPHANED)
 
     def _status(self) -> Beat:
         line, part = self._line, self._part
@@ -110,6 +113,8 @@ def main() -> None:
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
     threading.Thread(target=_end_with_parent, name="dtorch-parent", daemon=True).start()
     Worker(task).run()
+    # A thread may be left that waits for a peer in C++, which the interpreter's end would not survive.
+    os._exit(0)
 
 
 def _origin(number: int, start: Start) -> Origin:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .cluster.connection import Connection, join, own
+from .cluster.ray import is_ray, on_ray
 from .cluster.status import alone
 from .controller.service import Service
 from .core.errors import MeshError, UsageError, four_parts
@@ -34,19 +35,23 @@ def init(
     simulate: Mapping[str, int] | None = None,
     key: str | os.PathLike[str] | None = None,
     log_level: int | str | None = None,
+    spread: bool = False,
 ) -> Client:
     """Start a session: on a cluster, on worker processes of this machine, or an embedded one, with one worker in this process.
 
     Without it, the first use of a tensor starts one: on the cluster that the environment's ``DTORCH_CONTROLLER`` names, else
-    of as many processes as ``DTORCH_WORKERS`` says, else an embedded one. Any number of logical devices live on the latter two.
+    of as many processes as ``DTORCH_WORKERS`` says, else an embedded one. Any number of logical devices live on the latter two;
+    of a cluster's workers, so many are waited for as ``DTORCH_WORKERS`` says.
 
     Args:
-        address: of a cluster's controller, e.g. ``"tcp://10.0.0.1:7717"``.
+        address: of a cluster's controller, e.g. ``"tcp://10.0.0.1:7717"``, or of a Ray cluster: ``"ray"`` for the one that this
+            machine belongs to, or ``"ray://10.0.0.1:10001"``.
         workers: how many worker processes. On a cluster so many are waited for, and all that are there used when omitted.
         devices: by device type how many logical devices each process of this machine hosts, e.g. ``{"cpu": [3, 3, 2]}``; when
             omitted, ids are dealt out in turn. On a cluster its agents say.
         simulate: logical devices by type that share one physical device, e.g. ``{"cuda": 8}``. A CPU mesh needs none.
-        key: file with the cluster's key; what ``DTORCH_KEY`` says, else ``~/.dtorch/key``, when omitted.
+        key: file with the cluster's key; what ``DTORCH_KEY`` says, else ``~/.dtorch/key``, when omitted. On Ray there is none.
+        spread: on Ray, whether workers are spread over its nodes rather than packed on few.
         log_level: what other processes of the session log of this level and above, e.g. ``logging.INFO``, and their warnings,
             arrive in this process' ``logging`` under ``dtorch.remote``. Nothing does when omitted.
 
@@ -66,7 +71,7 @@ def init(
         raise UsageError(four_parts(given, rule, "dtorch.init", "leave devices= out"))
     level = _level(log_level)
     if address is not None:
-        client = _cluster(address, workers, key, level)
+        client = _cluster(address, workers, key, level, spread)
     else:
         client = _embedded(simulate) if workers is None else _processes(workers, devices, level)
     clients.set_current(client)
@@ -127,13 +132,11 @@ def _check_hosted(hosting: Hosting, device_type: str, ids: Sequence[int]) -> Non
 
 
 def _first_use() -> Client:
-    address = os.environ.get("DTORCH_CONTROLLER")
+    address, given = os.environ.get("DTORCH_CONTROLLER"), os.environ.get("DTORCH_WORKERS", "0") or "0"
+    workers: Any = int(given) if given.isdigit() else given
     if address:
-        return _cluster(address)
-    workers = os.environ.get("DTORCH_WORKERS", "0")
-    if workers in ("", "0"):
-        return _embedded()
-    return _processes(int(workers) if workers.isdigit() else workers)
+        return _cluster(address, workers or None)
+    return _processes(workers) if workers else _embedded()
 
 
 def _processes(workers: Any, counts: Mapping[str, Sequence[int]] | None = None, log_level: int | None = None) -> Client:
@@ -143,12 +146,17 @@ def _processes(workers: Any, counts: Mapping[str, Sequence[int]] | None = None, 
 
 
 def _cluster(
-    address: str, workers: int | None = None, key: str | os.PathLike[str] | None = None, log_level: int | None = None
+    address: str,
+    workers: int | None = None,
+    key: str | os.PathLike[str] | None = None,
+    log_level: int | None = None,
+    spread: bool = False,
 ) -> Client:
-    """A session on a cluster that runs somewhere."""
+    """A session on a cluster that runs somewhere, or on Ray."""
     if workers is not None:
         _check_wanted(workers, {})
-    return _opened(join(address, key), workers or 0, {}, log_level)
+    connection = on_ray(address, workers, spread) if is_ray(address) else join(address, key)
+    return _opened(connection, workers or 0, {}, log_level)
 
 
 def _opened(connection: Connection, workers: int, counts: Mapping[str, Sequence[int]], log_level: int | None) -> Client:

@@ -156,3 +156,13 @@ def test_the_command(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert main(["keygen"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "to do:" in err and Keys.read() == keys
+
+
+def test_a_key_travels_as_a_line() -> None:
+    keys = Keys.generate()
+    line = keys.as_line()
+    assert line.count(b"\n") == 1 and Keys.from_line(line) == keys
+    for wrong in (b"", b"\n", line[:100], b"{}\n"):
+        with pytest.raises(UsageError, match="the first line of the standard input, which holds no whole key") as caught:
+            Keys.from_line(wrong)
+        assert keys.member_secret not in str(caught.value)

@@ -36,6 +36,7 @@ LAYERS: dict[str, set[str] | None] = {
     "demo": CONSUMER,
     "testing": None,
     "cli": {FACADE, "demo", "cluster"},
+    "__main__": {"cli"},
     "__init__": None,
 }
 

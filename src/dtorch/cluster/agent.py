@@ -18,38 +18,53 @@ from .beating import HealthMember
 from .keys import Keys
 from .membership import Member
 from .node import VERSIONS, Node
+from .pulse import REFUSED as NO_MEMBER
 from .pulse import Word
 from .roster import Lease
 from .status import workers
 
 log = logging.getLogger("dtorch.agent")
 
+JOIN_S = 60.0
+"""How long a controller may take to be there: it is often started together with its agents."""
+
 
 class Agent(Node):
     """The node between the controller and the workers of a host.
 
     Attributes:
+        joined: the controller has answered.
         failed: it ended because of the controller, which let it not in or has fallen silent.
     """
 
     title: Title = "agent"
-    failed = False
+    joined = failed = False
 
     def __init__(self, relay: Relay, keys: Keys, health: str, name: str, devices: Sequence[dict[str, int]], address: str) -> None:
         super().__init__(relay, keys, health, name, devices, address)
+        self._health = health
         who = Member(name=name, role="agent", incarnation=time.time_ns(), host=socket.gethostname(), pid=os.getpid())
-        self._member = HealthMember(keys, health, who, on_word=self._told, on_silence=self._silent)
+        self._member = HealthMember(keys, health, who, on_word=self._told, on_silence=self._silent, first_s=JOIN_S)
 
     def run(self) -> None:
         """Work until told to end."""
         try:
-            super().run()
+            self.joined = self._member.await_answer(JOIN_S)
+            if self.joined:
+                super().run()
+            else:
+                log.error("no answer from the controller's health service at %s within %.0f s", self._health, JOIN_S)
+                self.failed = True
+                self.relay.close()
         finally:
             self._member.close()
 
     def came(self, child: str, hello: Hello) -> None:
         """A worker has come. Once all are there the controller is told, and at each that comes later."""
         self.roster.set(child, hello.workers)
+        self._introduce()
+
+    def _introduce(self) -> None:
         workers = [worker for _, worker in self.roster.workers]
         if len(workers) == self.own.count:
             log.info("all %d workers are there", len(workers))
@@ -82,6 +97,10 @@ class Agent(Node):
         """The controller is told."""
         log.warning("worker %s %s", gone.worker, gone.how)
         self.pass_up(headed(Head(GONE), gone))
+        if self.own.count:
+            self._introduce()
+        else:
+            self._give_up("no worker can be started on this host; what they print says why")
 
     def status(self) -> Status:
         """See ``Node``. The beats of the workers go to the controller, so it knows more."""
@@ -100,6 +119,8 @@ class Agent(Node):
     def _told(self, word: Word) -> None:
         if word.text == KILL:
             self.relay.call(partial(self.own.kill, word.detail))
+        elif word.text == NO_MEMBER:
+            self.relay.call(partial(self._give_up, f"the controller has given this host up: {word.detail}"))
 
     def _silent(self, silent_s: float) -> None:
         self.relay.call(partial(self._give_up, f"the controller has been silent for {silent_s:.1f} s"))
@@ -107,4 +128,6 @@ class Agent(Node):
     def _give_up(self, why: str) -> None:
         log.error("%s", why)
         self.failed = True
-        self.close()
+        # Workers may wait for others that nothing will come from, and would not hear.
+        self.own.end()
+        self.relay.stop()

@@ -24,14 +24,15 @@ from .keys import Keys
 from .local import END_S, how, launch, let_go
 from .membership import Member
 from .node import VERSIONS
+from .pulse import REFUSED, Word
 
 START_S = 120.0
 """How long workers may take to be there."""
 
 _NUMBERS = itertools.count()
 
-ANSWER_S = 10.0
-"""How long a controller may take to answer."""
+ANSWER_S = 30.0
+"""How long a controller may take to answer: it may be about to start."""
 
 REMEDY = "read what you saved, call dtorch.session().reset() and go on from there on the workers that are left"
 
@@ -51,18 +52,21 @@ class Connection:
     """
 
     def __init__(self, address: str, health: str, keys: Keys, owned: subprocess.Popen[bytes] | None = None) -> None:
-        self._name = f"client-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
-        self._trunk = Trunk(address, self._name, keys.line, self._lost, self._logged)
-        self.submit, self.request = self._trunk.submit, self._trunk.request
         self.story: Callable[[], str] = str
         self._address, self._health, self._keys, self._owned = address, health, keys, owned
         self._start: Start | None = None
         self._closed = self._gone = False
         self._inlet: Inlet | None = None
+        self._link()
         if owned is not None:
             threading.Thread(target=self._watch, args=(owned,), name="dtorch-controller", daemon=True).start()
+
+    def _link(self) -> None:
+        self._name = f"client-{socket.gethostname()}-{os.getpid()}-{next(_NUMBERS)}"
+        self._trunk = Trunk(self._address, self._name, self._keys.line, self._lost, self._logged)
+        self.submit, self.request = self._trunk.submit, self._trunk.request
         who = Member(name=self._name, role="client", incarnation=0, host=socket.gethostname(), pid=os.getpid())
-        self._member = HealthMember(keys, health, who, on_silence=self._silent)
+        self._member = HealthMember(self._keys, self._health, who, on_word=self._told, on_silence=self._silent, first_s=ANSWER_S)
 
     def begin(self, wanted: int, counts: Mapping[str, Sequence[int]], threads: int, log_level: int | None = None) -> Start:
         """Begin a session on so many workers, or all that are there; what is left of an earlier one ends.
@@ -70,6 +74,8 @@ class Connection:
         Raises:
             WorkerLost: there were not enough workers in time, or none.
         """
+        if self._gone:
+            self._link_anew()
         given = {kind: list(n) for kind, n in counts.items()}
         if log_level is not None and self._inlet is None:
             self._inlet = Inlet(log_level)
@@ -77,15 +83,22 @@ class Connection:
         try:
             self._start = self._trunk.start(hello, START_S)
         except TimeoutError:
-            text = f"{wanted or 'no'} workers were not there within {START_S:.0f} s"
+            text = f"{self._trunk.there or 'no'} workers were there within {START_S:.0f} s" + (f", of {wanted}" if wanted else "")
             rule, where = "a session begins when its workers are there", f"the cluster at {self._address}"
-            remedy = "look at what its agents print, and whether the address is the controller's"
+            remedy = "start agents and look at what they print, or do with fewer: dtorch.shutdown(), and init() without workers="
             raise WorkerLost(four_parts(text, rule, where, remedy)) from None
         return self._start
 
-    def await_answer(self, timeout_s: float) -> bool:
-        """Wait until the controller has answered; False when the time is over."""
-        return self._member.await_answer(timeout_s)
+    def await_answer(self) -> None:
+        """Wait until the controller has answered.
+
+        Raises:
+            WorkerLost: it has not.
+        """
+        if not self._member.await_answer(ANSWER_S):
+            given, rule = f"no answer from {self._address} within {ANSWER_S:.0f} s", "a controller answers who has its key"
+            remedy = "start it (dtorch controller --listen HOST:PORT), and see that both use the same key file and version"
+            raise WorkerLost(four_parts(given, rule, "the link to the cluster", remedy))
 
     def status(self) -> Status:
         """How the cluster does.
@@ -113,6 +126,23 @@ class Connection:
                 self._owned.kill()
                 self._owned.wait()
             let_go(self._owned)
+
+    def _link_anew(self) -> None:
+        """The controller may be there again, or another in its place; one of this process' own is not."""
+        if self._owned is not None:
+            given, rule = "reset() of a session whose controller is gone", "its workers have ended with it"
+            raise WorkerLost(
+                four_parts(given, rule, "dtorch.session().reset()", "call dtorch.shutdown() and dtorch.init() again")
+            )
+        self._member.close()
+        self._trunk.close()
+        self._link()
+        self.await_answer()
+        self._gone = False
+
+    def _told(self, word: Word) -> None:
+        if word.text == REFUSED:
+            self._trunk.lose(None, f"has given this program up: {word.detail}")
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
@@ -144,11 +174,11 @@ def join(address: str, key: str | os.PathLike[str] | None = None) -> Connection:
     """
     controller, health = ports(address)
     connection = Connection(controller, health, Keys.read(key))
-    if not connection.await_answer(ANSWER_S):
+    try:
+        connection.await_answer()
+    except WorkerLost:
         connection.close()
-        given, rule = f"no answer from {address!r} within {ANSWER_S:.0f} s", "a controller answers who has its key"
-        remedy = "start it (dtorch controller --listen HOST:PORT), and see that both use the same key file and version"
-        raise WorkerLost(four_parts(given, rule, "dtorch.init", remedy))
+        raise
     return connection
 
 

@@ -12,7 +12,23 @@ from functools import partial
 
 import msgspec
 
-from ..core.control import ABORT, CLOSE, END, KILL, LOST, MEET, REFUSED, START, WELCOME, Gone, Head, Hello, Sign, Title
+from ..core.control import (
+    ABORT,
+    CLOSE,
+    END,
+    KILL,
+    LOST,
+    MEET,
+    REFUSED,
+    START,
+    WAITING,
+    WELCOME,
+    Gone,
+    Head,
+    Hello,
+    Sign,
+    Title,
+)
 from ..core.errors import ProtocolError, four_parts
 from ..observability.status import Status
 from ..transport.relay import Frames, Relay
@@ -111,7 +127,9 @@ class Controller(Node):
         elif member.role == "agent":
             for name in [worker.name for child, worker in self.roster.workers if child == member.name]:
                 self.worker_gone(Gone(name, f"is behind an agent that {how}"))
+                self.health.say(name, KILL, name)
             self.roster.remove(member.name)
+            self._try_to_begin()
         elif member.role == "worker":
             self.worker_gone(Gone(member.name, how))
             # It may be frozen. Whoever started it starts another in its place.
@@ -175,7 +193,11 @@ class Controller(Node):
 
     def _try_to_begin(self) -> None:
         hello, there = self._pending, self.roster.workers
-        if hello is None or self.lease is not None or not there or len(there) < hello.wanted:
+        if hello is None or self.lease is not None:
+            return
+        # Who wants all that are there wants those too that are being started anew.
+        if len(there) < (hello.wanted or 1) or (self.roster.missing and not hello.wanted):
+            self.pass_up(headed(Head(WAITING, count=len(there))))
             return
         self._epoch += 1
         begun = lease(self._epoch, there[: hello.wanted or None], hello.counts, hello.threads, hello.log_level)

@@ -251,7 +251,7 @@ class HealthServer:
     async def _say(self, name: str, text: str, detail: str) -> None:
         link = self._links.get(name)
         if link is None:
-            log.warning("%r is not there to hear %r", name, text)
+            log.debug("%r is not there to hear %r", name, text)
             return
         word = Word(next(self._numbers), text, detail)
         link.words.append(word)

@@ -74,15 +74,32 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             UsageError: there is none, others may read it or own it, or it is no key file.
         """
         place = default_path() if path is None else Path(path)
+        return cls._decoded(_read_private(place), f"the file {str(place)!r}")
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Keys:
+        """The keys that ``as_line`` has written.
+
+        Raises:
+            UsageError: there are none.
+        """
+        return cls._decoded(line, "the first line of the standard input")
+
+    def as_line(self) -> bytes:
+        """All of it as one line of text, for a pipe to somebody who is to have it."""
+        return msgspec.json.encode(self) + b"\n"
+
+    @classmethod
+    def _decoded(cls, text: bytes, of: str) -> Keys:
         try:
-            keys = msgspec.json.decode(_read_private(place), type=cls)
+            keys = msgspec.json.decode(text, type=cls)
             _check(keys)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             if isinstance(error, UsageError):
                 raise
             # What was wrong is told without the text, which may be secret.
             given, rule = (
-                f"the file {str(place)!r}, which holds no whole key",
+                f"{of}, which holds no whole key",
                 "a key is what dtorch keygen writes",
             )
             raise UsageError(four_parts(given, rule, "reading the key", "copy it again, or make one: dtorch keygen")) from error

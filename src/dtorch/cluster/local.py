@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -65,11 +65,12 @@ class LocalWorkers:
         self._began = [0.0] * len(tasks)
         self._names = [""] * len(tasks)
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(tasks)
+        self._given_up = 0
 
     @property
     def count(self) -> int:
-        """How many there are when all are there."""
-        return len(self._tasks)
+        """How many there are when all are there, less those that could not be started."""
+        return len(self._tasks) - self._given_up
 
     def start(self) -> None:
         """Start all."""
@@ -80,13 +81,15 @@ class LocalWorkers:
         """Tell which have ended, and start them anew."""
         for place, process in enumerate(self._processes):
             if process is not None and process.poll() is not None:
-                self._ended(self._names[place], how(process))
+                name, self._processes[place] = self._names[place], None
                 let_go(process)
-                self._processes[place] = None
                 hasty = time.monotonic() - self._began[place] < HASTY_S
                 self._hasty[place] = self._hasty[place] + 1 if hasty else 0
                 if self._hasty[place] < MOST_HASTY:
                     self._start(place)
+                else:
+                    self._given_up += 1
+                self._ended(name, how(process))
 
     def kill(self, name: str) -> None:
         """End a worker at once; it will be started anew. One that is not of this host is left to its own."""
@@ -104,12 +107,14 @@ class LocalWorkers:
         """Names and process numbers of all that run."""
         return {name: p.pid for p, name in zip(self._processes, self._names, strict=True) if p is not None}
 
-    def end(self, kindly: bool) -> None:
+    def end(self, told: Collection[str] = ()) -> None:
         """End all: those that were told to in some time, those that were not or are late at once."""
-        deadline = time.monotonic() + (END_S if kindly else 0)
-        for process in filter(None, self._processes):
+        deadline = time.monotonic() + END_S
+        for name, process in zip(self._names, self._processes, strict=True):
+            if process is None:
+                continue
             try:
-                process.wait(max(0.0, deadline - time.monotonic()))
+                process.wait(max(0.0, deadline - time.monotonic()) if name in told else 0)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

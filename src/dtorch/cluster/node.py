@@ -87,14 +87,14 @@ class Node:
         finally:
             signal.set_wakeup_fd(-1)
             self._log_no_more()
-            self.own.end(kindly=False)
+            self.own.end()
             self.relay.close()
 
     def close(self) -> None:
         """End everything below, and then this."""
         for child in self.roster.children:
             self.relay.to_child(child, headed(Head(CLOSE)))
-        self.own.end(kindly=True)
+        self.own.end(told=[worker.name for _, worker in self.roster.workers])
         self.relay.stop()
 
     def from_child(self, child: str, head: Head, frames: Frames) -> None:

@@ -16,10 +16,12 @@ class Roster:
     def __init__(self) -> None:
         self._by_child: dict[str, list[WorkerInfo]] = {}
         self._hosts: dict[str, int] = {}
+        self._whole: dict[str, int] = {}
 
     def set(self, child: str, workers: Sequence[WorkerInfo]) -> None:
         """These are the workers behind a child now."""
         self._by_child[child] = list(workers)
+        self._whole[child] = len(self._by_child[child])
         for worker in workers:
             self._hosts.setdefault(_host(worker), len(self._hosts))
 
@@ -34,6 +36,11 @@ class Roster:
         """Child and worker: hosts in the order in which they came, workers of a host in that of their places."""
         there = [(child, worker) for child, workers in self._by_child.items() for worker in workers]
         return sorted(there, key=lambda each: (self._hosts[_host(each[1])], int(each[1].name.split(".")[-2])))
+
+    @property
+    def missing(self) -> int:
+        """How many workers have ended whose host is there and starts others in their place."""
+        return sum(self._whole[child] - len(workers) for child, workers in self._by_child.items())
 
     @property
     def children(self) -> list[str]:

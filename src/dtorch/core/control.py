@@ -17,7 +17,7 @@ VERSION = 1
 
 # Towards the workers.
 START, MEET, SUBMIT, REQUEST, END, CLOSE = "start", "meet", "submit", "request", "end", "close"
-WELCOME, REFUSED, LOST = "welcome", "no", "lost"
+WELCOME, REFUSED, LOST, WAITING = "welcome", "no", "lost", "waiting"
 # Away from them.
 HELLO, READY, DONE, REPLY, GONE, LOG = "hello", "ready", "done", "reply", "gone", "log"
 # Through the health service: to a worker, that the session of this number has broken; to an agent, to end a worker.
@@ -38,7 +38,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         kind: one of the names above.
         epoch: the session that it belongs to; what is left of an earlier one is dropped.
         workers: numbers of those it is for, or comes from; none for all.
-        count: of DONE, how many batches have run since the session began.
+        count: of DONE, how many batches have run since the session began; of WAITING, how many workers are there.
     """
 
     kind: Name

@@ -104,8 +104,8 @@ class Relay:
 
     def wake(self) -> None:
         """Let the loop go round; from any thread."""
-        # Where it would block, the loop has been woken often enough.
-        with suppress(BlockingIOError):
+        # Where it would block, the loop has been woken often enough; where it is closed, it has ended.
+        with suppress(OSError):
             self._wake_out.send(b"\0")
 
     def stop(self) -> None:

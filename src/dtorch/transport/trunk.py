@@ -25,6 +25,7 @@ from ..core.control import (
     REPLY,
     REQUEST,
     SUBMIT,
+    WAITING,
     WELCOME,
     Head,
     Hello,
@@ -53,6 +54,9 @@ class Trunk:
     Args:
         lost: makes the error for a worker that is gone, of its number (None for the listener itself) and how it went.
         logged: called with each log record of the session's processes, from the link's thread, which it must not hold up.
+
+    Attributes:
+        there: how many workers there were while a session could not begin for want of more.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Trunk:
         self._queue: deque[list[Any]] = deque()
         self._flow = Flow(0, 0)
         self._welcome: Future[Start] = Future()
+        self.there = 0
         self._thread = threading.Thread(target=self._work, name="dtorch-trunk", daemon=True)
         self._thread.start()
 
@@ -86,8 +91,12 @@ class Trunk:
         self._flow.lose(InternalError("the session was started anew"))
         self._welcome = Future()
         self._push(headed(Head(HELLO), hello))
-        started = self._welcome.result(timeout_s)
-        return started
+        try:
+            return self._welcome.result(timeout_s)
+        except TimeoutError:
+            # Nobody waits any more for a session that might begin later.
+            self._push(headed(Head(END)))
+            raise
 
     def submit(self, first: int, parts: Sequence[Part]) -> None:
         """Send a batch; waits while workers are far behind."""
@@ -157,6 +166,8 @@ class Trunk:
             start = body(frames, Start)
             self._flow = Flow(head.epoch, len(start.workers))
             self._welcome.set_result(start)
+        elif head.kind == WAITING:
+            self.there = head.count
         elif head.kind == REFUSED:
             self._welcome.set_exception(ProtocolError(body(frames, str)))
         elif head.kind == LOG:
@@ -169,7 +180,8 @@ class Trunk:
         elif head.kind == REPLY and head.workers:
             self._flow.answered(head.workers[0], [f.buffer for f in frames[1:]])
         elif head.kind == LOST and head.workers:
-            self.lose(head.workers[0], body(frames, str))
+            # A session that is about to begin in place of this one begins without the worker.
+            self._flow.lose(self._make_lost(head.workers[0], body(frames, str)))
 
 
 class Flow:

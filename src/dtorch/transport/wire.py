@@ -23,6 +23,15 @@ MOST_NBYTES = 16 << 30
 MOST_HEAD_NBYTES = 1 << 20
 """Largest head, and largest control message."""
 
+KEPT_ALIVE = {
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 10,
+    zmq.TCP_KEEPALIVE_INTVL: 5,
+    zmq.TCP_KEEPALIVE_CNT: 4,
+    zmq.TCP_MAXRT: 30_000,
+}
+"""What a socket over TCP is told about the other end, in seconds, and for what is under way in milliseconds."""
+
 _HEAD = msgpack.Decoder(Head)
 
 
@@ -123,4 +132,7 @@ def _socket(context: zmq.Context, kind: int) -> zmq.Socket:
     # What is under way is bounded by credits: a socket that dropped or blocked at a number of messages would break that.
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
+    # The kernel takes leave of machines that are no longer there: who is merely stopped still answers it.
+    for option, value in KEPT_ALIVE.items():
+        socket.set(option, value)
     return socket
