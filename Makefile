@@ -14,6 +14,8 @@ export PROMPT ?=
 export MESH ?=
 # Processes of the operator sweep, the random programs and the parallel cells; how many programs, and cells of each model.
 JOBS ?= 1
+# Processes of `make test`, each of which takes one file of tests after the other.
+TESTS_AT_ONCE ?= 2
 COUNT ?= 20000
 CELLS ?= 300
 
@@ -23,7 +25,7 @@ demo: $(STAMP)
 	$(BIN)/dtorch demo $${PROMPT:+--prompt "$$PROMPT"} $${MESH:+--mesh "$$MESH"}
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
 
 # The same tests, each session three worker processes on this machine. An hour and more on two cores.
 test-processes: $(STAMP)
