@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dtorch.cluster.beating import HealthMember
 from dtorch.cluster.health import HealthServer
 from dtorch.cluster.keys import Keys
 from dtorch.cluster.membership import Beat, Joined, Left, Lost, Member
 from dtorch.cluster.processes import looks
 from dtorch.cluster.pulse import REFUSED
-from tests.cluster.peers import AGAIN, QUICK, Heard, Peer, await_true, beat_from, compute, die_in_silence, hold, serve_from, sort
+from tests.cluster.peers import (
+    AGAIN,
+    QUICK,
+    Heard,
+    Peer,
+    await_true,
+    beat_from,
+    compute,
+    die_in_silence,
+    hold,
+    member,
+    serve_from,
+    sort,
+)
 
 
 class House:
@@ -147,3 +163,21 @@ def test_a_worker_that_cannot_run_python_is_spared_while_it_computes(house: Hous
     busy.signal(signal.SIGSTOP)
     assert house.changes.next(Lost).member.name == "busy"
     assert asked[-1] == "stopped" and set(asked[:-1]) == {"busy"}
+
+
+def test_a_member_that_leaves_a_frozen_service_leaves_no_thread(house: House) -> None:
+    gc.disable()
+    try:
+        for pause_s in (0.3, 0.6):
+            serving, silence = house.start(serve_from), threading.Event()
+            one = HealthMember(house.keys, serving.told(), member("one"), on_silence=lambda _, at=silence: at.set(), **QUICK)
+            assert serving.told() == "Joined"
+            threading.Event().wait(pause_s)
+            serving.signal(signal.SIGSTOP)
+            assert silence.wait(60)
+            # In the middle of an attempt to connect again.
+            threading.Event().wait(pause_s)
+            one.close()
+            await_true(lambda: not [t for t in threading.enumerate() if "poll" in t.name])
+    finally:
+        gc.enable()

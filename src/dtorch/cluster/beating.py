@@ -96,6 +96,8 @@ class HealthMember:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), 2 * FAREWELL_S)
         self._working.cancel()
+        # How it was cut short refers to what it was at.
+        del self._working
         await self._ended.wait()
 
     async def _look(self) -> None:
