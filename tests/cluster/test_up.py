@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -115,10 +116,13 @@ def hosts(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def free_port() -> int:
-    """A port with a free one after it, most likely."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """A port with a free one after it, of those that the system gives to nobody else."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000, 2):
+        with socket.socket() as one, socket.socket() as other, suppress(OSError):
+            one.bind(("0.0.0.0", port))
+            other.bind(("0.0.0.0", port + 1))
+            return port
+    raise RuntimeError("no port is free")
 
 
 def begin(tmp_path: Path, environment: dict[str, str], port: int) -> subprocess.Popen[str]:
