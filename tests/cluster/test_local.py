@@ -7,7 +7,7 @@ import time
 import pytest
 
 from dtorch.cluster import local
-from dtorch.cluster.local import MOST_HASTY, LocalWorkers
+from dtorch.cluster.local import MOST_FAILURES, LocalWorkers
 from dtorch.core.control import Task
 from tests.cluster.peers import await_true
 
@@ -22,11 +22,11 @@ def test_a_worker_that_fails_to_start_is_given_up_after_some_times(monkeypatch: 
     workers = LocalWorkers([NOBODY], "host", lambda name, how: (ended.append((name, how)), counts.append(workers.count)))
     workers.start()
     try:
-        await_true(lambda: workers.reap() or len(ended) == MOST_HASTY)
+        await_true(lambda: workers.reap() or len(ended) == MOST_FAILURES)
     finally:
         workers.end()
-    assert ended == [(f"host.0.{time}", "ended with status 1") for time in range(MOST_HASTY)]
-    assert counts == [1] * (MOST_HASTY - 1) + [0]
+    assert ended == [(f"host.0.{time}", "ended with status 1") for time in range(MOST_FAILURES)]
+    assert counts == [1] * (MOST_FAILURES - 1) + [0]
 
 
 def test_who_was_not_told_to_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

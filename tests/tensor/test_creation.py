@@ -170,7 +170,9 @@ def test_from_a_global_tensor() -> None:
     assert dtorch.DTensor is dtorch.Tensor
 
 
-@pytest.mark.parametrize("data", ["text", {"a": 1}, [[1, 2], [3]], [object()], None], ids=["text", "dict", "ragged", "object", "none"])
+@pytest.mark.parametrize(
+    "data", ["text", {"a": 1}, [[1, 2], [3]], [object()], None], ids=["text", "dict", "ragged", "object", "none"]
+)
 def test_data_that_is_no_tensor(data: object) -> None:
     with pytest.raises(UsageError, match="to do"):
         dtorch.Tensor(data)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -18,13 +19,10 @@ from ..core.control import Task
 END_S = 10.0
 """How long a worker may take to end before it is killed."""
 
-HASTY_S = 10.0
-"""A worker that ends sooner than this after its start has failed to start."""
-
 WORKER = "dtorch.process"
 
-MOST_HASTY = 3
-"""How often in a row a worker may fail to start."""
+MOST_FAILURES = 3
+"""How often in a row a worker may end before it has come."""
 
 
 def launch(module: str, task: msgspec.Struct, **options: object) -> subprocess.Popen[bytes]:
@@ -36,8 +34,10 @@ def launch(module: str, task: msgspec.Struct, **options: object) -> subprocess.P
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     process = subprocess.Popen([sys.executable, "-c", _boot(module)], stdin=subprocess.PIPE, env=environment, **options)  # type: ignore[call-overload]
     assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(task) + b"\n")
-    process.stdin.flush()
+    # One that has ended already is noticed as one that ends later.
+    with suppress(BrokenPipeError):
+        process.stdin.write(msgspec.json.encode(task) + b"\n")
+        process.stdin.flush()
     return process
 
 
@@ -61,8 +61,7 @@ class LocalWorkers:
     def __init__(self, tasks: list[Task], name: str, ended: Callable[[str, str], None]) -> None:
         self._tasks, self._name, self._ended = tasks, name, ended
         self._times = [itertools.count() for _ in tasks]
-        self._hasty = [0] * len(tasks)
-        self._began = [0.0] * len(tasks)
+        self._failures = [0] * len(tasks)
         self._names = [""] * len(tasks)
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(tasks)
         self._given_up = 0
@@ -83,13 +82,16 @@ class LocalWorkers:
             if process is not None and process.poll() is not None:
                 name, self._processes[place] = self._names[place], None
                 let_go(process)
-                hasty = time.monotonic() - self._began[place] < HASTY_S
-                self._hasty[place] = self._hasty[place] + 1 if hasty else 0
-                if self._hasty[place] < MOST_HASTY:
+                if self._failures[place] < MOST_FAILURES:
                     self._start(place)
                 else:
                     self._given_up += 1
                 self._ended(name, how(process))
+
+    def came(self, name: str) -> None:
+        """A worker, if it is one of these, has started well."""
+        if name in self._names:
+            self._failures[self._names.index(name)] = 0
 
     def kill(self, name: str) -> None:
         """End a worker at once; it will be started anew. One that is not of this host is left to its own."""
@@ -124,14 +126,17 @@ class LocalWorkers:
     def _start(self, place: int) -> None:
         name = f"{self._name}.{place}.{next(self._times[place])}"
         task = msgspec.structs.replace(self._tasks[place], name=name)
-        self._names[place], self._began[place] = name, time.monotonic()
+        self._names[place] = name
+        self._failures[place] += 1
         self._processes[place] = launch(WORKER, task)
 
 
 def let_go(process: subprocess.Popen[bytes]) -> None:
     """Close what a process that has ended was told through."""
     assert process.stdin is not None
-    process.stdin.close()
+    # What it was to be told may not have been read.
+    with suppress(BrokenPipeError):
+        process.stdin.close()
 
 
 def how(process: subprocess.Popen[bytes]) -> str:

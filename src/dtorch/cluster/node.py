@@ -100,7 +100,9 @@ class Node:
     def from_child(self, child: str, head: Head, frames: Frames) -> None:
         """See ``Handler``."""
         if head.kind == HELLO:
-            self.came(child, self._greeted(child, frames))
+            hello = self._greeted(child, frames)
+            self.own.came(child)
+            self.came(child, hello)
         elif head.kind == GONE:
             self.worker_gone(body(frames, Gone))
         elif self.lease is not None and head.epoch == self.lease.epoch:
