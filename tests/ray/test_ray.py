@@ -91,9 +91,14 @@ def test_the_same_numbers_as_plain_pytorch_and_nothing_is_left(nodes: Any) -> No
     assert not commands()
 
 
+@pytest.mark.timeout(400)
 def test_a_program_elsewhere(nodes: Any) -> None:
     source = f"dtorch.init({nodes.client_address!r}, workers=2)" + USE.format(2) + "dtorch.shutdown()\n"
-    ran = run(nodes, source + "assert not ray.is_initialized()")
+    for _ in range(5):
+        ran = run(nodes, source + "assert not ray.is_initialized()")
+        # Ray's server forks beside gRPC's threads, and what it starts is at times left with sockets that are closed.
+        if "Starting Ray client server failed" not in ran.stderr:
+            break
     assert ran.returncode == 0, ran.stderr
     eventually(lambda: not commands())
 
