@@ -15,6 +15,18 @@ from ..worker.executor import Executor
 
 
 @contextmanager
+def in_place(client: Client) -> Iterator[Client]:
+    """A client in place of the running one, which comes back afterwards; it is closed then."""
+    before = clients.running()
+    clients.set_current(client)
+    try:
+        yield client
+    finally:
+        client.close()
+        clients.set_current(before)
+
+
+@contextmanager
 def own_session(
     worker: Executor | None = None, transport: Callable[[Executor], Transport] = InlineTransport, synchronous: bool = False
 ) -> Iterator[tuple[Client, Any]]:
@@ -23,11 +35,6 @@ def own_session(
     Args:
         synchronous: each instruction has run before the next is issued.
     """
-    before, worker = clients.running(), worker or Executor()
-    client = Client(Service(Each(transport(worker))), lambda mesh: None, synchronous=synchronous)
-    clients.set_current(client)
-    try:
+    worker = worker or Executor()
+    with in_place(Client(Service(Each(transport(worker))), lambda mesh: None, synchronous=synchronous)) as client:
         yield client, worker
-    finally:
-        client.close()
-        clients.set_current(before)

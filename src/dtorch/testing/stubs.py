@@ -17,10 +17,10 @@ from ..cluster.node import VERSIONS
 from ..controller.service import Service
 from ..core.control import CLOSE, DONE, HELLO, READY, REPLY, REQUEST, START, SUBMIT, Head, Hello, Sign, Start, WorkerInfo
 from ..core.program import Reply
-from ..tensor import client as clients
 from ..tensor.client import Client
 from ..transport.messages import encode_reply
 from ..transport.wire import body, connect, headed, parsed
+from .sessions import in_place
 
 
 class Stubs(msgspec.Struct, frozen=True):
@@ -40,16 +40,10 @@ def stub_session(workers: int) -> Iterator[Client]:
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(task) + b"\n")
     process.stdin.flush()
-    before = clients.running()
     try:
         start = connection.begin(workers, {}, 1)
-        client = Client(Service(connection, hosting=start.hosting, travels=True), lambda mesh: None)
-        clients.set_current(client)
-        try:
+        with in_place(Client(Service(connection, hosting=start.hosting, travels=True), lambda mesh: None)) as client:
             yield client
-        finally:
-            client.close()
-            clients.set_current(before)
     finally:
         connection.close()
         process.kill()

@@ -14,11 +14,11 @@ from ..communication.peers import Message
 from ..controller.service import Service
 from ..core.grid import Here
 from ..core.hosting import Hosting
-from ..tensor import client as clients
 from ..tensor.client import Client
 from ..transport.base import Each
 from ..transport.messages import EncodedTransport
 from ..worker.executor import Executor
+from .sessions import in_place
 from .thread import ThreadTransport
 
 PATIENCE_S = 60.0
@@ -75,13 +75,8 @@ class MemoryPeers:
 @contextmanager
 def threaded_session(workers: int, counts: dict[str, list[int]] | None = None) -> Iterator[Client]:
     """A session of several workers in place of the running one, which comes back afterwards."""
-    hosting, lanes, before = Hosting(workers, counts or {}), Lanes(workers), clients.running()
+    hosting, lanes = Hosting(workers, counts or {}), Lanes(workers)
     # Encoded, for otherwise workers would share the memory of what is put.
     ends = [EncodedTransport(ThreadTransport(Executor(here=Here(hosting, n), others=lanes.peers(n)))) for n in range(workers)]
-    client = Client(Service(Each(*ends), hosting=hosting, travels=True), lambda mesh: None)
-    clients.set_current(client)
-    try:
+    with in_place(Client(Service(Each(*ends), hosting=hosting, travels=True), lambda mesh: None)) as client:
         yield client
-    finally:
-        client.close()
-        clients.set_current(before)
