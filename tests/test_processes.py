@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +112,110 @@ def test_a_failure_is_told_and_the_session_goes_on() -> None:
         mapped(bad).sum().item()
     assert "test_processes.py" in str(caught.value) and "cpu:2" in str(caught.value)
     assert mapped(bad.abs()).sum().item() == 12
+
+
+class Mute(Exception):
+    """Does not say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+RAISED = {
+    "nothing to say": (Mute(), "text cannot be had"),
+    "no text that can be encoded": (ValueError("bad \udcff"), "bad"),
+    "very much to say": (ValueError("x" * 10_000_000), "10000012 characters"),
+    "exit": (SystemExit(3), "SystemExit: 3"),
+    "interrupt": (KeyboardInterrupt("mine"), "KeyboardInterrupt: mine"),
+    "generator": (GeneratorExit(), "GeneratorExit"),
+    "not to be pickled": (ValueError(threading.Lock()), "ValueError"),
+}
+
+
+@pytest.mark.parametrize("what", RAISED)
+@pytest.mark.usefixtures("processes")
+def test_whatever_a_function_raises_is_its_failure_alone(what: str) -> None:
+    mesh, client = init_device_mesh("cpu", 8), os.getpid()
+
+    def refuse(piece: torch.Tensor) -> torch.Tensor:
+        if os.getpid() != client and (piece == 5).any():
+            raise importlib.import_module("tests.test_processes").RAISED[what][0]
+        return piece + 1
+
+    x = dtorch.arange(8.0, device_mesh=mesh).redistribute(placements=[Shard(0)])
+    y = dtorch.local_map(refuse, [[Shard(0)]], [Shard(0)])(x)
+    with pytest.raises(RemoteError, match=RAISED[what][1]) as caught:
+        y.redistribute(placements=[Replicate()]).to_torch()
+    assert len(str(caught.value)) < 100_000
+    assert (x + 1).sum().item() == 36
+
+
+@pytest.mark.parametrize("ends", ["shutdown", "reset"])
+def test_values_on_their_way_do_not_come_when_the_session_ends(ends: str) -> None:
+    dtorch.shutdown()
+    dtorch.init(workers=2)
+    x, client = dtorch.ones(4, device_mesh=init_device_mesh("cpu", 2), placements=[Shard(0)]), os.getpid()
+    slow = dtorch.local_map(lambda p: (os.getpid() != client and time.sleep(1)) or p, [[Shard(0)]], [Shard(0)])
+    pending = [slow(x).to_torch_async() for _ in range(2)][1]
+    dtorch.shutdown() if ends == "shutdown" else dtorch.session().reset()
+    with pytest.raises(SessionClosedError, match="on its way"):
+        pending.get(30)
+    dtorch.shutdown()
+
+
+FORKS = """
+import os, sys, time, torch, dtorch
+from dtorch import Shard, init_device_mesh
+dtorch.init(workers=2)
+x = dtorch.ones(4, device_mesh=init_device_mesh("cpu", 2), placements=[Shard(0)])
+assert x.sum().item() == 4
+"""
+
+
+def test_a_forked_child_has_no_part_in_the_session_and_does_not_end_it() -> None:
+    script = (
+        FORKS
+        + """
+child = os.fork()
+if child == 0:
+    for refused in (lambda: x.sum().item(), lambda: dtorch.init(workers=2)):
+        try:
+            refused()
+        except dtorch.UsageError as error:
+            print(type(error).__name__, flush=True)
+    assert dtorch.ones(3).sum().item() == 3  # embedded
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+time.sleep(3)
+print((x + 1).sum().item())
+"""
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.stdout.split(), ran.returncode) == (["SessionClosedError", "UsageError", "8.0"], 0), ran.stderr
+
+
+def test_a_forked_child_keeps_no_process_of_a_killed_client() -> None:
+    script = (
+        FORKS
+        + """
+import psutil
+print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    os.close(1), os.close(2)
+    time.sleep(60)
+    os._exit(0)
+time.sleep(1)
+os.kill(os.getpid(), 9)
+"""
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    left, child = ran.stdout.splitlines()
+    try:
+        _, alive = psutil.wait_procs([psutil.Process(int(p)) for p in left.split() if psutil.pid_exists(int(p))], timeout=30)
+        assert not alive and len(left.split()) == 3
+    finally:
+        os.kill(int(child), signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("processes")

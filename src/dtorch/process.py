@@ -44,7 +44,8 @@ class Part:
     def __init__(self, number: int, start: Start, address: str, keys: Keys, log: Callable[[Record], bool]) -> None:
         self._post = Post(number, address, keys.lock)
         self.peers = ProcessPeers(number, address, self._post, PATIENCE_S)
-        self.runner = Executor(here=Here(start.hosting, number), others=self.peers)
+        # No signal interrupts a worker: all that is raised here is raised by an operator, or by a function of the user's.
+        self.runner = Executor(here=Here(start.hosting, number), others=self.peers, failing=BaseException)
         self.sign = Sign(self.peers.sign, self._post.address)
         self._outlet = None if start.log_level is None else Outlet(_origin(number, start), start.log_level, log)
 

@@ -119,6 +119,14 @@ def _check_wanted(workers: Any, counts: Mapping[str, Sequence[int]]) -> None:
         raise UsageError(four_parts(given, rule, "dtorch.init", f'give e.g. devices={{"cpu": {[2] * workers}}}'))
 
 
+def _check_not_forked() -> None:
+    if _inherited:
+        given = "a session of processes in a process that was forked from one with such a session"
+        rule = "gRPC is in use there and does not survive a fork: the parent's session would be lost"
+        remedy = "start the process by spawn or forkserver, or fork before the first session; an embedded session works here"
+        raise UsageError(four_parts(given, rule, "dtorch.init or the first use of a tensor", remedy))
+
+
 def _check_hosted(hosting: Hosting, device_type: str, ids: Sequence[int]) -> None:
     if device_type != "cpu":
         given, rule = f"a mesh of {device_type!r} devices", "worker processes run on the CPU"
@@ -141,6 +149,7 @@ def _first_use() -> Client:
 
 def _processes(workers: Any, counts: Mapping[str, Sequence[int]] | None = None, log_level: int | None = None) -> Client:
     """A session of worker processes on this machine."""
+    _check_not_forked()
     _check_wanted(workers, counts or {})
     return _opened(own(workers), workers, counts or {}, log_level)
 
@@ -153,6 +162,7 @@ def _cluster(
     spread: bool = False,
 ) -> Client:
     """A session on a cluster that runs somewhere, or on Ray."""
+    _check_not_forked()
     if workers is not None:
         _check_wanted(workers, {})
     connection = on_ray(address, workers, spread) if is_ray(address) else join(address, key)
@@ -186,5 +196,18 @@ def _again(begin: Callable[[], Client], client: Client) -> None:
     clients.set_current(begin())
 
 
+def _forked() -> None:
+    """In a forked child: a session of processes is its parent's. The threads that carry it are not here, and it goes on there."""
+    client = clients.running()
+    if client is not None and client.sink.travels:
+        client.closed = True
+        # Nothing of it may be closed by the garbage collector either.
+        _inherited.append(client)
+        clients.set_current(None)
+
+
+_inherited: list[Client] = []
+
 clients.set_starter(_first_use)
 atexit.register(shutdown)
+os.register_at_fork(after_in_child=_forked)

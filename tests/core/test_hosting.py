@@ -15,3 +15,4 @@ def test_counted_ids_are_dealt_out_in_rows() -> None:
     hosting = Hosting(3, {"cpu": [3, 0, 2]})
     assert hosting.hosts("cpu", range(5)) == [0, 0, 0, 2, 2] and hosting.limit("cpu") == 5
     assert [hosting.told(n) for n in range(3)] == ["cpu:0-2", "no device", "cpu:3-4"]
+    assert Hosting(2, {"cpu": [1, 2]}).told(0) == "cpu:0"

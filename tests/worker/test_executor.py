@@ -217,12 +217,13 @@ def test_draws_count_in_the_sequence(executor: Executor) -> None:
     assert failure_of(executor.run(10, batch)).sequence == 12
 
 
-def test_an_interrupt_keeps_the_books(executor: Executor) -> None:
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, pytest.fail.Exception])
+def test_an_interrupt_keeps_the_books(executor: Executor, kind: type[BaseException]) -> None:
     with torch.library._scoped_library("dtorch_test", "DEF") as library:
         library.define("interrupted(Tensor x) -> Tensor")
 
         def interrupt(x: torch.Tensor) -> torch.Tensor:
-            raise KeyboardInterrupt
+            raise kind
 
         library.impl("interrupted", interrupt, "CPU")
         stop = single(6, "dtorch_test::interrupted.default", Slot(0))
@@ -236,7 +237,7 @@ def test_an_interrupt_keeps_the_books(executor: Executor) -> None:
             call(7, [8], [9], []),
             Fetch(8, ONE, []),
         ]
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(kind):
             executor.submit(20, batch)
     # Who pressed the keys knows: only who reads such a value hears of it again.
     assert executor.run(22, [Barrier()]).failures == []

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -58,6 +59,7 @@ class Connection:
         self._closed = self._gone = False
         self._inlet: Inlet | None = None
         self._link()
+        _OPEN.add(self)
         if owned is not None:
             threading.Thread(target=self._watch, args=(owned,), name="dtorch-controller", daemon=True).start()
 
@@ -127,6 +129,11 @@ class Connection:
                 self._owned.wait()
             let_go(self._owned)
 
+    def leave(self) -> None:
+        """In a forked child: be no reason for a controller to outlive its owner, who may be killed before the child."""
+        if self._owned is not None:
+            let_go(self._owned)
+
     def _link_anew(self) -> None:
         """The controller may be there again, or another in its place; one of this process' own is not."""
         if self._owned is not None:
@@ -163,6 +170,17 @@ class Connection:
         worker, hosting = self._start.workers[number], self._start.hosting
         given = f"worker {number} (process {worker.pid} on {worker.host}), which hosts {hosting.told(number)}, {how}"
         return WorkerLost(four_parts(given, rule, where, REMEDY))
+
+
+_OPEN: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for connection in list(_OPEN):
+        connection.leave()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def join(address: str, key: str | os.PathLike[str] | None = None) -> Connection:

@@ -37,12 +37,16 @@ class Hosting(msgspec.Struct, frozen=True):
         if not self.counts:
             return f"devices {worker}, {worker + self.workers}, ..."
         ends = {kind: (sum(n[:worker]), sum(n[: worker + 1])) for kind, n in self.counts.items()}
-        return ", ".join(f"{kind}:{first}-{end - 1}" for kind, (first, end) in ends.items() if end > first) or "no device"
+        return ", ".join(f"{kind}:{_range(first, end - 1)}" for kind, (first, end) in ends.items() if end > first) or "no device"
 
     def limit(self, device_type: str) -> int | None:
         """How many devices of a type there are; None for as many as are asked for."""
         counts = self.counts.get(device_type)
         return None if counts is None else sum(counts)
+
+
+def _range(first: int, last: int) -> str:
+    return f"{first}-{last}" if last > first else f"{first}"
 
 
 ALONE = Hosting(1)

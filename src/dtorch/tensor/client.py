@@ -356,7 +356,7 @@ def closed_error() -> SessionClosedError:
     """The error for a tensor whose session is over."""
     return SessionClosedError(
         four_parts(
-            "a tensor of a session that was shut down",
+            "a tensor of a session that was shut down, or of another process that this one was forked from",
             "a tensor's data lives as long as its session",
             "the operator on your line",
             "read what you need with to_torch() before dtorch.shutdown(), and make tensors anew after it",

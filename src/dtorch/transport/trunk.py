@@ -32,7 +32,7 @@ from ..core.control import (
     Record,
     Start,
 )
-from ..core.errors import InternalError, ProtocolError
+from ..core.errors import ProtocolError, SessionClosedError, four_parts
 from ..core.program import PendingReply, Reply
 from .base import Part
 from .frames import Frame
@@ -88,7 +88,7 @@ class Trunk:
             TimeoutError: there were not enough workers in time.
             ProtocolError: it was refused.
         """
-        self._flow.lose(InternalError("the session was started anew"))
+        self._flow.lose(_over("reset()"))
         self._welcome = Future()
         self._push(headed(Head(HELLO), hello))
         try:
@@ -112,6 +112,7 @@ class Trunk:
 
     def close(self, everything: bool = False) -> None:
         """End the link, and with ``everything`` the listener and all workers as well."""
+        self._flow.lose(_over("shutdown()"))
         self._push(headed(Head(CLOSE if everything else END, self._flow.epoch)))
         self._push([])
         self._thread.join()
@@ -182,6 +183,19 @@ class Trunk:
         elif head.kind == LOST and head.workers:
             # A session that is about to begin in place of this one begins without the worker.
             self._flow.lose(self._make_lost(head.workers[0], body(frames, str)))
+
+
+def _over(what: str) -> SessionClosedError:
+    """The error for values that were on their way when their session ended."""
+    given, rule = (
+        "a value on its way from a session that has ended",
+        "what is not there when a session ends does not come any more",
+    )
+    where, remedy = (
+        f"dtorch.session().reset() or dtorch.shutdown(): here {what}",
+        "get values first, or make tensors anew and compute them again",
+    )
+    return SessionClosedError(four_parts(given, rule, where, remedy))
 
 
 class Flow:

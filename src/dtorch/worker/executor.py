@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -35,7 +34,7 @@ from ..core.program import (
 )
 from .compile import CompiledPlan
 from .devices import Devices, default_generator, release_memory
-from .failing import PeerRefused, Poisoned, StepFailed
+from .failing import PeerRefused, Poisoned, StepFailed, told
 from .files import filled
 from .isolation import isolated
 from .running import Place, Plans, beginning, run_calls, step
@@ -52,11 +51,18 @@ class Executor:
         devices: where logical devices are.
         here: which of them this worker hosts.
         others: the session's other workers.
+        failing: what an operator may raise that is a failure of it. In the client's process the rest is an interrupt of it.
     """
 
-    def __init__(self, devices: Devices | None = None, here: Here = ALL_HERE, others: Peers = NO_PEERS) -> None:
+    def __init__(
+        self,
+        devices: Devices | None = None,
+        here: Here = ALL_HERE,
+        others: Peers = NO_PEERS,
+        failing: type[BaseException] = Exception,
+    ) -> None:
         self.devices = devices or Devices()
-        self.here, self.others = here, others
+        self.here, self.others, self._failing = here, others, failing
         self.store = Store()
         self.courier = Courier() if others is not NO_PEERS else None
         self._plans: dict[int, CompiledPlan | Poison] = {}
@@ -120,7 +126,7 @@ class Executor:
                     calls = int(type(instruction) is Draw)
                 # At one stroke, for an interrupt may come between calls.
                 done, sequence, place = done + 1, sequence + calls, beginning()
-        except KeyboardInterrupt as interrupt:
+        except BaseException as interrupt:
             self._abandon(sequence, batch[done:], place, interrupt)
             raise
         return None if batch and type(batch[-1]) is Calls else result
@@ -136,7 +142,7 @@ class Executor:
                 call = next(calls.unpacked(place[1], place[2]))
                 self._begin(sequence + place[0], call, detached)
                 step(place, call)
-            except Exception as error:
+            except self._failing as error:
                 call = next(calls.unpacked(place[1], place[2]))
                 self._fail_call(sequence + place[0], call, error)
                 step(place, call)
@@ -163,7 +169,7 @@ class Executor:
             self._settle()
         try:
             return handler(self, instruction)
-        except Exception as error:
+        except self._failing as error:
             return self._fail(sequence, instruction, error)
 
     def _define(self, instruction: DefinePlan) -> None:
@@ -295,8 +301,7 @@ class Executor:
     def _poison(self, sequence: int, plan: int, blame: StepFailed, error: BaseException) -> Poison:
         """Record a new failure."""
         cause = error.__cause__ if isinstance(error, StepFailed) and error.__cause__ is not None else error
-        message = f"{type(cause).__name__}: {cause}"
-        text = "".join(traceback.format_exception(cause))
+        message, text = told(cause)
         peer = cause.peer if isinstance(cause, PeerRefused) else -1
         failure = Failure(sequence, blame.operator, plan, blame.device, blame.shapes, message, text, peer)
         if failure.caused:
@@ -305,8 +310,10 @@ class Executor:
             self._failures.append(failure)
         return Poison(failure)
 
-    def _abandon(self, sequence: int, rest: list[Instruction], place: Place, interrupt: KeyboardInterrupt) -> None:
-        """After Ctrl-C: poison what the rest of a batch would compute, but keep the books that later batches rely on.
+    def _abandon(self, sequence: int, rest: list[Instruction], place: Place, interrupt: BaseException) -> None:
+        """After Ctrl-C, or what else a signal's handler raises: poison what the rest of a batch would compute.
+
+        The books that later batches rely on are kept.
 
         The rest begins with the instruction that was interrupted, in a run of calls at a place. The user knows: only who
         reads such a value hears of it again.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import traceback
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import Tensor
+
+MOST_CHARACTERS = 16384
+"""Of what an error says: the rest is left out, in the middle."""
 
 
 class Poisoned(Exception):
@@ -42,3 +46,20 @@ def describe(tensors: Sequence[Any]) -> str:
     """Shapes and dtypes, for error texts."""
     shown = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors if isinstance(t, Tensor)]
     return ", ".join(shown) or "none"
+
+
+def told(error: BaseException) -> tuple[str, str]:
+    """What an error says and its traceback, as text that can travel: an error may be of the user's making, and say anything."""
+    return _text(lambda: f"{type(error).__name__}: {error}", error), _text(
+        lambda: "".join(traceback.format_exception(error)), error
+    )
+
+
+def _text(make: Callable[[], str], error: BaseException) -> str:
+    try:
+        text = make()
+    except Exception as worse:
+        text = f"{type(error).__name__}, whose text cannot be had, for that raises {type(worse).__name__}"
+    text = text.encode(errors="backslashreplace").decode()
+    half = MOST_CHARACTERS // 2
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:half]} ... ({len(text)} characters) ... {text[-half:]}"
