@@ -150,72 +150,22 @@ def test_whatever_a_function_raises_is_its_failure_alone(what: str) -> None:
     assert (x + 1).sum().item() == 36
 
 
-@pytest.mark.parametrize("ends", ["shutdown", "reset"])
-def test_values_on_their_way_do_not_come_when_the_session_ends(ends: str) -> None:
-    dtorch.shutdown()
-    dtorch.init(workers=2)
-    x, client = dtorch.ones(4, device_mesh=init_device_mesh("cpu", 2), placements=[Shard(0)]), os.getpid()
-    slow = dtorch.local_map(lambda p: (os.getpid() != client and time.sleep(1)) or p, [[Shard(0)]], [Shard(0)])
-    pending = [slow(x).to_torch_async() for _ in range(2)][1]
-    dtorch.shutdown() if ends == "shutdown" else dtorch.session().reset()
-    with pytest.raises(SessionClosedError, match="on its way"):
-        pending.get(30)
-    dtorch.shutdown()
+@pytest.mark.usefixtures("processes")
+def test_a_child_that_a_function_forks_is_no_second_worker() -> None:
+    client = os.getpid()
 
+    def forks(piece: torch.Tensor) -> torch.Tensor:
+        codes = [0, 0]
+        for number, error in enumerate((SystemExit(4), ValueError()) if os.getpid() != client else ()):
+            child = os.fork()
+            if child == 0:
+                raise error
+            codes[number] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return piece * 0 + codes[0] * 10 + codes[1]
 
-FORKS = """
-import os, sys, time, torch, dtorch
-from dtorch import Shard, init_device_mesh
-dtorch.init(workers=2)
-x = dtorch.ones(4, device_mesh=init_device_mesh("cpu", 2), placements=[Shard(0)])
-assert x.sum().item() == 4
-"""
-
-
-def test_a_forked_child_has_no_part_in_the_session_and_does_not_end_it() -> None:
-    script = (
-        FORKS
-        + """
-child = os.fork()
-if child == 0:
-    for refused in (lambda: x.sum().item(), lambda: dtorch.init(workers=2)):
-        try:
-            refused()
-        except dtorch.UsageError as error:
-            print(type(error).__name__, flush=True)
-    assert dtorch.ones(3).sum().item() == 3  # embedded
-    sys.exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-time.sleep(3)
-print((x + 1).sum().item())
-"""
-    )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert (ran.stdout.split(), ran.returncode) == (["SessionClosedError", "UsageError", "8.0"], 0), ran.stderr
-
-
-def test_a_forked_child_keeps_no_process_of_a_killed_client() -> None:
-    script = (
-        FORKS
-        + """
-import psutil
-print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
-if os.fork() == 0:
-    print(os.getpid(), flush=True)
-    os.close(1), os.close(2)
-    time.sleep(60)
-    os._exit(0)
-time.sleep(1)
-os.kill(os.getpid(), 9)
-"""
-    )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    left, child = ran.stdout.splitlines()
-    try:
-        _, alive = psutil.wait_procs([psutil.Process(int(p)) for p in left.split() if psutil.pid_exists(int(p))], timeout=30)
-        assert not alive and len(left.split()) == 3
-    finally:
-        os.kill(int(child), signal.SIGKILL)
+    x = dtorch.arange(8.0, device_mesh=init_device_mesh("cpu", 8)).redistribute(placements=[Shard(0)])
+    y = dtorch.local_map(forks, [[Shard(0)]], [Shard(0)])(x)
+    assert y.to_torch().tolist() == [41.0] * 8 and (x + 1).sum().item() == 36
 
 
 @pytest.mark.usefixtures("processes")
@@ -435,3 +385,93 @@ def test_the_embedded_session_tells_of_itself() -> None:
     status = dtorch.session().status()
     assert (status.role, status.workers[0].pid) == ("embedded", os.getpid())
     dtorch.shutdown()
+
+
+@pytest.mark.parametrize("first_use", [True, False])
+def test_threads_that_begin_a_session_at_once_begin_one(first_use: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtorch.shutdown()
+    monkeypatch.setenv("DTORCH_WORKERS", "2")
+    before, told = {p.pid for p in children()}, []
+
+    def begin() -> None:
+        try:
+            dtorch.session() if first_use else dtorch.init(workers=2)
+        except UsageError as error:
+            told.append(str(error))
+
+    threads = [threading.Thread(target=begin) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(started(before)) == 2 and len(told) == (0 if first_use else 3)
+    dtorch.shutdown()
+    assert {p.pid for p in children()} == before
+
+
+@pytest.mark.parametrize("ends", ["shutdown", "reset"])
+def test_values_on_their_way_do_not_come_when_the_session_ends(ends: str) -> None:
+    dtorch.shutdown()
+    dtorch.init(workers=2)
+    x, client = dtorch.ones(4, device_mesh=init_device_mesh("cpu", 2), placements=[Shard(0)]), os.getpid()
+    slow = dtorch.local_map(lambda p: (os.getpid() != client and time.sleep(1)) or p, [[Shard(0)]], [Shard(0)])
+    pending = [slow(x).to_torch_async() for _ in range(2)][1]
+    dtorch.shutdown() if ends == "shutdown" else dtorch.session().reset()
+    with pytest.raises(SessionClosedError, match="on its way"):
+        pending.get(30)
+    dtorch.shutdown()
+
+
+FORKS = """
+import os, sys, time, torch, dtorch
+from dtorch import Shard, init_device_mesh
+dtorch.init(workers=2)
+x = dtorch.ones(4, device_mesh=init_device_mesh("cpu", 2), placements=[Shard(0)])
+assert x.sum().item() == 4
+"""
+
+
+def test_a_forked_child_has_no_part_in_the_session_and_does_not_end_it() -> None:
+    script = (
+        FORKS
+        + """
+child = os.fork()
+if child == 0:
+    for refused in (lambda: x.sum().item(), lambda: dtorch.init(workers=2)):
+        try:
+            refused()
+        except dtorch.UsageError as error:
+            print(type(error).__name__, flush=True)
+    assert dtorch.ones(3).sum().item() == 3  # embedded
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+time.sleep(3)
+print((x + 1).sum().item())
+"""
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.stdout.split(), ran.returncode) == (["SessionClosedError", "UsageError", "8.0"], 0), ran.stderr
+
+
+def test_a_forked_child_keeps_no_process_of_a_killed_client() -> None:
+    script = (
+        FORKS
+        + """
+import psutil
+print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    os.close(1), os.close(2)
+    time.sleep(60)
+    os._exit(0)
+time.sleep(1)
+os.kill(os.getpid(), 9)
+"""
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    left, child = ran.stdout.splitlines()
+    try:
+        _, alive = psutil.wait_procs([psutil.Process(int(p)) for p in left.split() if psutil.pid_exists(int(p))], timeout=30)
+        assert not alive and len(left.split()) == 3
+    finally:
+        os.kill(int(child), signal.SIGKILL)

@@ -70,7 +70,13 @@ class Worker:
         self._part: Part | None = None
         info = WorkerInfo(task.name, task.host, os.getpid(), task.address, task.devices)
         hello = Hello("worker", task.name, [control.VERSION, program.VERSION], [info])
+        os.register_at_fork(after_in_child=self._forked)
         self._line = Line(task.parent, hello, self._keys.line, self._take_part)
+
+    def _forked(self) -> None:
+        # By a function of the user's.
+        if self._part is not None:
+            self._part.runner.disown()
 
     def run(self) -> None:
         """Work until told to end."""
@@ -113,7 +119,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
     threading.Thread(target=_end_with_parent, name="dtorch-parent", daemon=True).start()
-    Worker(task).run()
+    worker = os.getpid()
+    try:
+        Worker(task).run()
+    except BaseException as error:
+        if os.getpid() == worker:
+            raise
+        # A child that a function has forked, and that did not end itself. Its end is not to touch what is the parent's.
+        os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
     # A thread may be left that waits for a peer in C++, which the interpreter's end would not survive.
     os._exit(0)
 

@@ -59,10 +59,6 @@ def init(
         UsageError: a session is running already, or the arguments make none.
         WorkerLost: no controller answers, or there are too few workers.
     """
-    if clients.running() is not None:
-        given, rule = "init() while a session is running", "one session at a time"
-        remedy = "call dtorch.shutdown() first; its tensors' data is released then"
-        raise UsageError(four_parts(given, rule, "dtorch.init", remedy))
     if simulate and (workers is not None or address is not None):
         given, rule = "simulate= with workers or an address", "simulated devices are of an embedded session"
         raise UsageError(four_parts(given, rule, "dtorch.init", "give devices= to say how many devices each process hosts"))
@@ -70,11 +66,13 @@ def init(
         given, rule = "devices= with an address", "the devices of a cluster are those that its agents were given"
         raise UsageError(four_parts(given, rule, "dtorch.init", "leave devices= out"))
     level = _level(log_level)
-    if address is not None:
-        client = _cluster(address, workers, key, level, spread)
-    else:
-        client = _embedded(simulate) if workers is None else _processes(workers, devices, level)
-    clients.set_current(client)
+    with clients.beginning:
+        _check_none_runs()
+        if address is not None:
+            client = _cluster(address, workers, key, level, spread)
+        else:
+            client = _embedded(simulate) if workers is None else _processes(workers, devices, level)
+        clients.set_current(client)
     return client
 
 
@@ -95,6 +93,13 @@ def _embedded(simulate: Mapping[str, int] | None = None) -> Client:
     devices = Devices(simulate)
     service = Service(Each(InlineTransport(Executor(devices))), check_mesh=devices.check_mesh)
     return Client(service, partial(_check_known, service), partial(_again, partial(_embedded, simulate)), _synchronous(), alone)
+
+
+def _check_none_runs() -> None:
+    if clients.running() is not None:
+        given, rule = "init() while a session is running", "one session at a time"
+        remedy = "call dtorch.shutdown() first; its tensors' data is released then"
+        raise UsageError(four_parts(given, rule, "dtorch.init", remedy))
 
 
 def _synchronous() -> bool:

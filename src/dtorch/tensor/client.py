@@ -5,6 +5,7 @@ The client never computes. It may run far ahead of the workers; only ``request``
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -326,6 +327,9 @@ _default_dtype = torch.get_default_dtype
 _current: Client | None = None
 _starter: Callable[[], Client] | None = None
 
+beginning = threading.RLock()
+"""Held by who begins a session: there is one at a time."""
+
 
 def set_starter(starter: Callable[[], Client]) -> None:
     """Install what starts the embedded session at a first use."""
@@ -344,8 +348,11 @@ def set_current(client: Client | None) -> None:
 def current_client() -> Client:
     """The session's client; starts the embedded session at a first use."""
     if _current is None:
-        assert _starter is not None
-        set_current(_starter())
+        with beginning:
+            # Another thread may have begun it meanwhile.
+            if _current is None:
+                assert _starter is not None
+                set_current(_starter())
     assert _current is not None
     if _default_dtype() is not _current.default_dtype:
         _current.follow_default_dtype()

@@ -62,7 +62,8 @@ class Executor:
         failing: type[BaseException] = Exception,
     ) -> None:
         self.devices = devices or Devices()
-        self.here, self.others, self._failing = here, others, failing
+        self.here, self.others = here, others
+        self._failing: type[BaseException] | tuple[()] = failing
         self.store = Store()
         self.courier = Courier() if others is not NO_PEERS else None
         self._plans: dict[int, CompiledPlan | Poison] = {}
@@ -99,6 +100,10 @@ class Executor:
         plan = self._plans.get(call.plan)
         return plan.plan.operator if isinstance(plan, CompiledPlan) else ""
 
+    def disown(self) -> None:
+        """In a forked child: whatever is raised ends it, for batches are the parent's to run."""
+        self._failing = ()
+
     def close(self) -> None:
         """Release everything, once it is there."""
         if self.courier is not None:
@@ -127,7 +132,8 @@ class Executor:
                 # At one stroke, for an interrupt may come between calls.
                 done, sequence, place = done + 1, sequence + calls, beginning()
         except BaseException as interrupt:
-            self._abandon(sequence, batch[done:], place, interrupt)
+            if self._failing:
+                self._abandon(sequence, batch[done:], place, interrupt)
             raise
         return None if batch and type(batch[-1]) is Calls else result
 
