@@ -21,7 +21,7 @@ from .cluster.beating import HealthMember
 from .cluster.keys import Keys
 from .cluster.membership import Beat, Member
 from .cluster.processes import resident_nbytes
-from .cluster.pulse import REFUSED
+from .cluster.pulse import REFUSED, Word
 from .communication.processes import ProcessPeers
 from .core import control, program
 from .core.control import Hello, Origin, Record, Sign, Start, Task, WorkerInfo
@@ -92,13 +92,13 @@ class Worker:
         self._part, self._epoch = Part(number, start, self._task.address, self._keys, self._line.log), epoch
         return self._part
 
-    def _told(self, word: object) -> None:
+    def _told(self, word: Word) -> None:
         """A word from the controller, in the thread of the health service."""
-        if getattr(word, "text", "") == control.ABORT and getattr(word, "detail", "") == str(self._epoch):
-            part = self._part
-            if part is not None:
-                part.peers.abort()
-        elif getattr(word, "text", "") in (REFUSED, control.KILL):
+        part = self._part
+        if word.text == control.ABORT and word.detail == str(self._epoch) and part is not None:
+            part.peers.abort()
+        # What ends another worker is for who started that one.
+        elif word.text == REFUSED or (word.text == control.KILL and word.detail == self._task.name):
             os._exit(ORPHANED)
 
     def _status(self) -> Beat:
