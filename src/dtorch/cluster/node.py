@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -48,7 +49,7 @@ from .roster import Lease, Roster
 VERSIONS = [control.VERSION, program.VERSION]
 
 
-class Node:
+class Node(ABC):
     """A process between the client and workers.
 
     Args:
@@ -142,21 +143,21 @@ class Node:
         for child in lease.children:
             self.relay.to_child(child, frames)
 
+    @abstractmethod
     def came(self, child: str, hello: Hello) -> None:
         """Someone has come."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pass_up(self, frames: Frames) -> None:
         """Give a message of the session to whoever is above."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ready(self, lease: Lease, head: Head, frames: Frames) -> None:
         """Workers are ready for the session."""
-        raise NotImplementedError
 
+    @abstractmethod
     def worker_gone(self, gone: Gone) -> None:
         """A worker has ended."""
-        raise NotImplementedError
 
     def worker_ended(self, name: str, how: str) -> None:
         """A worker of this host has ended."""
@@ -174,9 +175,9 @@ class Node:
             if least is not None:
                 self.pass_up(headed(Head(DONE, lease.epoch, [], least)))
 
+    @abstractmethod
     def status(self) -> Status:
         """How things are, as far as this process knows; called by the loop."""
-        raise NotImplementedError
 
     def _log(self, epoch: int, record: Record) -> bool:
         self.relay.call(partial(self.pass_up, headed(Head(LOG, epoch), record)))
