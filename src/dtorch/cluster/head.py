@@ -111,6 +111,9 @@ class Controller(Node):
         else:
             super().from_child(child, head, frames)
 
+    def from_parent(self, head: Head, frames: Frames) -> None:
+        """There is nobody above."""
+
     def changed(self, change: Change) -> None:
         """What the health service has noticed."""
         if not isinstance(change, Lost | Left):

@@ -109,6 +109,7 @@ class Node(ABC):
         elif self.lease is not None and head.epoch == self.lease.epoch:
             self._of_the_session(self.lease, child, head, frames)
 
+    @abstractmethod
     def from_parent(self, head: Head, frames: Frames) -> None:
         """See ``Handler``."""
 
