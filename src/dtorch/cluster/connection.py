@@ -9,6 +9,7 @@ import subprocess
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 import msgspec
 
@@ -90,6 +91,19 @@ class Connection:
             remedy = "start agents and look at what they print, or do with fewer: dtorch.shutdown(), and init() without workers="
             raise WorkerLost(four_parts(text, rule, where, remedy)) from None
         return self._start
+
+    def answered(self) -> Self:
+        """This link, once the controller has answered; it is closed where it has not.
+
+        Raises:
+            WorkerLost: it has not.
+        """
+        try:
+            self.await_answer()
+        except WorkerLost:
+            self.close()
+            raise
+        return self
 
     def await_answer(self) -> None:
         """Wait until the controller has answered.
@@ -191,13 +205,7 @@ def join(address: str, key: str | os.PathLike[str] | None = None) -> Connection:
         WorkerLost: no controller answers.
     """
     controller, health = ports(address)
-    connection = Connection(controller, health, Keys.read(key))
-    try:
-        connection.await_answer()
-    except WorkerLost:
-        connection.close()
-        raise
-    return connection
+    return Connection(controller, health, Keys.read(key)).answered()
 
 
 def own(workers: int) -> Connection:

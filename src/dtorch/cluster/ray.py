@@ -230,16 +230,7 @@ def on_ray(address: str, workers: int | None, spread: bool) -> RayConnection:
     except BaseException:
         reservation.release()
         raise
-    return _answered(connection)
-
-
-def _answered(connection: RayConnection) -> RayConnection:
-    try:
-        connection.await_answer()
-    except WorkerLost:
-        connection.close()
-        raise
-    return connection
+    return connection.answered()
 
 
 def _imported() -> ModuleType:
