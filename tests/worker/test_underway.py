@@ -136,3 +136,27 @@ def fails_on_large(piece: torch.Tensor) -> torch.Tensor:
     if not piece.is_meta and (piece > 20).any():
         raise ValueError("too large")
     return piece.clone()
+
+
+def overwrite(piece: torch.Tensor) -> torch.Tensor:
+    piece.fill_(-1)
+    return piece.clone()
+
+
+def test_a_function_that_writes_its_input_waits_for_who_reads_it(
+    all_meanwhile: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do = Run.do
+
+    def late(run: Run) -> None:
+        threading.Event().wait(0.05)
+        do(run)
+
+    monkeypatch.setattr(Run, "do", late)
+    whole = torch.arange(35.0).view(7, 5)
+    placed = [Shard(0), Shard(1)]
+    for _ in range(3):
+        x = dtorch.Tensor(whole, device_mesh=all_meanwhile, placements=placed)
+        moved = x.redistribute(placements=[Replicate(), Replicate()])
+        dtorch.local_map(overwrite, [placed], placed)(x).sum()
+        assert torch.equal(moved.to_torch(), whole)

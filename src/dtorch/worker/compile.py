@@ -62,8 +62,10 @@ class CompiledPlan:
             self.run = _single(_for_one(plan, here), device_of)
         else:
             self.run = _general(plan, here, others, device_of, courier)
-        if self.written and courier is not None:
-            self.run = _guarded(self.run, self.written, courier)
+        # A function may write whatever it is given.
+        may_write = range(plan.inputs) if any(isinstance(s, Apply) for s in plan.steps) else self.written
+        if may_write and courier is not None:
+            self.run = _guarded(self.run, may_write, courier)
 
     def blame(self, error: BaseException, store: Store, call: Call | Draw) -> StepFailed:
         """Where and on what a run failed."""
