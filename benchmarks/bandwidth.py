@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[Placement, Placement]] = {
     "all_gather": (Shard(0), Replicate()),
     "reduce_scatter": (Partial(), Shard(0)),
     "all_to_all": (Shard(0), Shard(1)),
+    "all_to_all_unpacked": (Shard(0), Shard(1)),
 }
 """Redistributions, each of which is one collective. Joined or split along the rows, as gloo does; or rows to columns."""
 
@@ -95,3 +96,7 @@ class Bare:
         """Rows become columns on this side too: gloo takes parts that lie one after another, so they are packed first."""
         columns = torch.cat(self._piece.view(-1, ROW).chunk(self._workers, 1))
         dist.all_to_all_single(torch.empty_like(columns), columns)
+
+    def all_to_all_unpacked(self) -> None:
+        """The collective alone, as if what goes to each lay in one piece already: less than the redistribution has to do."""
+        dist.all_to_all_single(torch.empty_like(self._piece), self._piece)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 import zmq
 
 from dtorch.cluster.head import Controller
@@ -18,7 +19,8 @@ from dtorch.cluster.keys import Keys
 from dtorch.cluster.node import VERSIONS
 from dtorch.core.control import CLOSE, HELLO, Head, Hello, Origin, Record, Sign, Start, WorkerInfo
 from dtorch.core.errors import InternalError, ProtocolError
-from dtorch.core.program import Barrier, Fetch, Free
+from dtorch.core.program import Barrier, Fetch, Free, Put
+from dtorch.transport import line
 from dtorch.transport.line import Line
 from dtorch.transport.relay import Relay
 from dtorch.transport.trunk import CREDITS, Trunk
@@ -46,10 +48,10 @@ class Cluster:
         name = f"test.{place}.0"
         hello = Hello("worker", name, VERSIONS, [WorkerInfo(name, "here", 1, "127.0.0.1")])
         self.names.append(name)
-        line = Line(self.relay.address, hello, self.lock.key, lambda *_: Alone(runner))
-        self.threads.append(threading.Thread(target=line.serve))
+        made = Line(self.relay.address, hello, self.lock.key, lambda *_: Alone(runner))
+        self.threads.append(threading.Thread(target=made.serve))
         self.threads[-1].start()
-        return line
+        return made
 
     def client(
         self, name: str = "client", workers: int = 0, level: int | None = None, logged: Callable[[Record], None] = id
@@ -135,6 +137,26 @@ def test_credits_hold_the_client_back(cluster: Cluster) -> None:
     gated.gate.set()
     thread.join(WAIT_S)
     assert not thread.is_alive()
+
+
+def test_a_worker_acknowledges_several_batches_together_and_soon_when_none_follows(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "ACKNOWLEDGED_AFTER_MS", 60_000)
+    cluster.worker(0, Recorder())
+    trunk, _ = cluster.client()
+    told: queue.SimpleQueue[int] = queue.SimpleQueue()
+    monkeypatch.setattr(trunk._flow, "done", told.put)
+    for n in range(2 * line.ACKNOWLEDGED_TOGETHER + 3):
+        trunk.submit(n, [((0,), [])])
+    assert told.get(timeout=WAIT_S) == line.ACKNOWLEDGED_TOGETHER
+    assert told.get(timeout=WAIT_S) == 2 * line.ACKNOWLEDGED_TOGETHER
+    # Values take up credit by their bytes, so what makes room is told at once.
+    trunk.submit(90, [((0,), [Put(1, ONE, [], [torch.zeros(3)])])])
+    assert told.get(timeout=WAIT_S) == 2 * line.ACKNOWLEDGED_TOGETHER + 4
+    monkeypatch.setattr(line, "ACKNOWLEDGED_AFTER_MS", 1)
+    trunk.submit(91, [((0,), [])])
+    assert told.get(timeout=WAIT_S) == 2 * line.ACKNOWLEDGED_TOGETHER + 5
 
 
 def test_an_interrupt_ends_the_wait_for_credit_and_loses_no_batch(cluster: Cluster) -> None:

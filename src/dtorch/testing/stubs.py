@@ -18,6 +18,7 @@ from ..controller.service import Service
 from ..core.control import CLOSE, DONE, HELLO, READY, REPLY, REQUEST, START, SUBMIT, Head, Hello, Sign, Start, WorkerInfo
 from ..core.program import Reply
 from ..tensor.client import Client
+from ..transport.line import ACKNOWLEDGED_AFTER_MS, is_time
 from ..transport.messages import encode_reply
 from ..transport.wire import body, connect, headed, parsed
 from .sessions import in_place
@@ -53,25 +54,34 @@ def stub_session(workers: int) -> Iterator[Client]:
 
 class _Stub:
     def __init__(self, context: zmq.Context, task: Stubs, place: int) -> None:
-        self.name, self.count, self.number, self.epoch = f"stub.{place}.0", 0, 0, 0
+        self.name, self.count, self.acknowledged, self.number, self.epoch = f"stub.{place}.0", 0, 0, 0, 0
         self.socket = connect(context, task.address, self.name, Keys(**task.keys).line)  # type: ignore[arg-type]
         hello = Hello("worker", self.name, VERSIONS, [WorkerInfo(self.name, "here", 1, "127.0.0.1")])
         self.socket.send_multipart(headed(Head(HELLO), hello))
 
     def take(self) -> bool:
-        """Acknowledge a message; False when told to end."""
+        """Do about a message what a worker does, but compute nothing; False when told to end."""
         frames = self.socket.recv_multipart(copy=False)
         head = parsed(frames[0])
         if head.kind == START:
             start = body(frames, Start)
-            self.count, self.epoch = 0, head.epoch
+            self.count, self.acknowledged, self.epoch = 0, 0, head.epoch
             self.number = [worker.name for worker in start.workers].index(self.name)
             self.socket.send_multipart(headed(Head(READY, head.epoch, [self.number]), Sign("", "")))
         elif head.kind in (SUBMIT, REQUEST):
             self.count += 1
-            kind, reply = (REPLY, encode_reply(Reply())) if head.kind == REQUEST else (DONE, [])
-            self.socket.send_multipart([*headed(Head(kind, self.epoch, [self.number], self.count)), *reply])
+            if head.kind == REQUEST:
+                self.socket.send_multipart([*headed(Head(REPLY, self.epoch, [self.number], self.count)), *encode_reply(Reply())])
+                self.acknowledged = self.count
+            elif is_time(self.count, frames):
+                self.acknowledge()
         return head.kind != CLOSE
+
+    def acknowledge(self) -> None:
+        """Tell what has run, where that is news."""
+        if self.count > self.acknowledged:
+            self.acknowledged = self.count
+            self.socket.send_multipart(headed(Head(DONE, self.epoch, [self.number], self.count)))
 
 
 def main() -> None:
@@ -82,7 +92,12 @@ def main() -> None:
     for socket in stubs:
         poller.register(socket, zmq.POLLIN)
     while stubs:
-        for socket, _ in poller.poll():
+        ready = poller.poll(ACKNOWLEDGED_AFTER_MS)
+        if not ready:
+            for stub in stubs.values():
+                stub.acknowledge()
+            ready = poller.poll()
+        for socket, _ in ready:
             if not stubs[socket].take():
                 poller.unregister(socket)
                 del stubs[socket]

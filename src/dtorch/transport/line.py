@@ -37,6 +37,15 @@ from .wire import LINGER_MS, Key, body, connect, headed, parsed
 IDLE_MS = 200
 """How long a record may wait that another thread has logged, when nothing comes."""
 
+ACKNOWLEDGED_TOGETHER = 8
+"""So many batches are acknowledged by one message while one follows the other."""
+
+ACKNOWLEDGED_AFTER_MS = 2
+"""When none follows for so long, what has run is acknowledged."""
+
+WITHOUT_VALUES = 2
+"""Frames of a batch that carries no tensor. One that does may take up the client's whole credit."""
+
 MOST_RECORDS = 1000
 """How many of them may wait."""
 
@@ -75,7 +84,7 @@ class Line:
         self._socket = connect(self._context, address, hello.name, key)
         self._hello, self._take_part = hello, take_part
         self._part: Part | None = None
-        self._epoch = self._number = self.count = 0
+        self._epoch = self._number = self.count = self._acknowledged = 0
         self.busy_since: float | None = None
         self._records: deque[list[bytes]] = deque()
         self._thread = threading.get_ident()
@@ -90,6 +99,8 @@ class Line:
         self._thread = threading.get_ident()
         self._send(headed(Head(HELLO), self._hello))
         while True:
+            if self.count > self._acknowledged and not self._socket.poll(ACKNOWLEDGED_AFTER_MS):
+                self._acknowledge()
             while self._logs and not self._socket.poll(IDLE_MS):
                 self._send()
             frames = self._socket.recv_multipart(copy=False)
@@ -104,6 +115,8 @@ class Line:
                 self.busy_since = time.monotonic()
                 self._run(head, frames, self._part)
                 self.busy_since = None
+            if is_time(self.count, frames):
+                self._acknowledge()
             del frames
         self._leave()
         self._context.destroy(LINGER_MS)
@@ -122,7 +135,7 @@ class Line:
 
     def _start(self, epoch: int, start: Start) -> None:
         self._leave()
-        self._epoch, self.count = epoch, 0
+        self._epoch, self.count, self._acknowledged = epoch, 0, 0
         self._number = [worker.name for worker in start.workers].index(self._hello.name)
         self._part = self._take_part(self._number, epoch, start)
         self._logs = start.log_level is not None
@@ -140,9 +153,14 @@ class Line:
         self.count += 1
         if head.kind == REQUEST:
             reply = encode_reply(runner.run(first, batch))
+            self._acknowledged = self.count
             self._send([*headed(Head(REPLY, self._epoch, [self._number], self.count)), *reply])
         elif head.kind == SUBMIT:
             runner.submit(first, batch)
+
+    def _acknowledge(self) -> None:
+        if self.count > self._acknowledged:
+            self._acknowledged = self.count
             self._send(headed(Head(DONE, self._epoch, [self._number], self.count)))
 
     def _leave(self) -> None:
@@ -159,3 +177,8 @@ class Line:
                 self._socket.send_multipart(frames, copy=False)
         finally:
             self._sending = False
+
+
+def is_time(count: int, frames: Sequence[Any]) -> bool:
+    """Whether a worker tells at once, after the message of these frames, that it has run ``count`` batches."""
+    return not count % ACKNOWLEDGED_TOGETHER or len(frames) > WITHOUT_VALUES
