@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 
 LOGS: dict[int, str] = {}
@@ -39,6 +40,7 @@ def reap() -> None:
 def main() -> None:
     """Work until the standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    socket.sethostname(sys.argv[1])
     print("ready", flush=True)
     while True:
         ready, _, _ = select.select([0], [], [], 0.05)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -28,49 +29,53 @@ ENVIRONMENT = {
 }
 COMMAND = [sys.executable, "-c", "import sys; from dtorch.cli import main; sys.exit(main())"]
 
-NEEDS = "tests of many hosts need Linux with `ip` (iproute2), `unshare` and `nsenter`, and the right to make network namespaces"
+LINKS = [sys.executable, str(Path(__file__).with_name("host_links.py"))]
+NEEDS = "tests of many hosts need Linux with `unshare` and `nsenter` (util-linux), and the right to make network namespaces"
 
 
 class Network:
     """A switch, and the hosts at it. Its owner calls ``close``."""
 
     def __init__(self) -> None:
-        missing = [tool for tool in ("ip", "unshare", "nsenter", "hostname") if shutil.which(tool) is None]
+        missing = [tool for tool in ("unshare", "nsenter") if shutil.which(tool) is None]
         if missing:
             raise RuntimeError(f"{NEEDS}; {', '.join(missing)} cannot be found")
         self.user = [] if os.geteuid() == 0 else ["--user"]
         self.hosts: list[Host] = []
         self._switch = self._holder([*self.user, *(["--map-root-user"] if self.user else [])], [], "switch")
-        self.within(self._switch.pid, "ip link add bridge type bridge", "ip link set bridge up")
+        self.within(self._switch, ["link", "add", {"ifname": "bridge", "kind": "bridge"}], _up("bridge"))
 
     def host(self, name: str) -> Host:
         """One more host."""
         entered = self.enter(self._switch.pid) if self.user else []
         host = Host(self, name, len(self.hosts) + 1, self._holder([], entered, name))
         self.hosts.append(host)
-        port, end = f"port{host.number}", host.holder.pid
-        self.within(self._switch.pid, f"ip link add {port} type veth peer name eth0 netns {end}")
-        self.within(self._switch.pid, f"ip link set {port} master bridge up")
+        port, there = f"port{host.number}", {"ifname": "eth0", "net_ns_pid": host.holder.pid}
         self.within(
-            end, f"hostname {name}", "ip link set lo up", f"ip addr add {host.address}/24 dev eth0", "ip link set eth0 up"
+            self._switch,
+            ["link", "add", {"ifname": port, "kind": "veth", "peer": there}],
+            ["link", "set", {"dev": port, "master": "bridge", "state": "up"}],
         )
+        here = ["addr", "add", {"dev": "eth0", "address": host.address, "prefixlen": 24}]
+        self.within(host.holder, _up("lo"), here, _up("eth0"))
         return host
 
     def link(self, number: int, state: str) -> None:
         """Set a host's link up or down."""
-        self.within(self._switch.pid, f"ip link set port{number} {state}")
+        self.within(self._switch, ["link", "set", {"dev": f"port{number}", "state": state}])
 
     def enter(self, holder: int) -> list[str]:
         """What a command begins with that is to run where a process is."""
         user = [*self.user, "--preserve-credentials"] if self.user else []
         return ["nsenter", "--target", str(holder), *user, "--net", "--uts"]
 
-    def within(self, holder: int, *commands: str) -> None:
-        """Run commands where a process is."""
-        for command in commands:
-            ran = subprocess.run([*self.enter(holder), *command.split()], capture_output=True, text=True, timeout=WAIT_S)
-            if ran.returncode:
-                raise RuntimeError(f"{NEEDS}; {command!r} failed: {ran.stderr.strip()}")
+    def within(self, holder: subprocess.Popen[str], *calls: list[Any]) -> None:
+        """Change the links and addresses that a process has."""
+        lines = "".join(json.dumps(call) + "\n" for call in calls)
+        command = [*self.enter(holder.pid), *LINKS]
+        ran = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=WAIT_S)
+        if ran.returncode:
+            raise RuntimeError(f"{NEEDS}; {calls} failed: {ran.stderr.strip()}")
 
     def close(self) -> None:
         """End all that runs on the hosts, and the hosts."""
@@ -134,6 +139,10 @@ class Host:
         for process in self.processes():
             process.kill()
         _let_go(self.holder)
+
+
+def _up(link: str) -> list[Any]:
+    return ["link", "set", {"dev": link, "state": "up"}]
 
 
 def eventually(true: Callable[[], object], wait_s: float = WAIT_S) -> float:
