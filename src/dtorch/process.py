@@ -20,8 +20,8 @@ import torch
 from .cluster.beating import HealthMember
 from .cluster.keys import Keys
 from .cluster.membership import Beat, Member
-from .cluster.processes import resident_nbytes
 from .cluster.pulse import REFUSED, Word
+from .cluster.status import resident_nbytes
 from .communication.processes import ProcessPeers
 from .core import control, program
 from .core.control import Hello, Origin, Record, Sign, Start, Task, WorkerInfo

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import queue
 import re
-import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -168,16 +167,3 @@ def sort(pipe: Connection, n: int) -> None:
     began_s = time.monotonic()
     torch.randn(n).sort()
     pipe.send(time.monotonic() - began_s)
-
-
-def wait_for_lock(pipe: Connection) -> None:
-    """Hold Python's lock and sleep, while other threads want it."""
-    for _ in range(4):
-        threading.Thread(target=time.sleep, args=(0.2,)).start()
-    hold(pipe, 1000)
-
-
-def answer(pipe: Connection) -> None:
-    """Sleep until told something, and say so before."""
-    pipe.send("waits")
-    pipe.recv()

@@ -13,8 +13,7 @@ import pytest
 from dtorch.cluster.beating import HealthMember
 from dtorch.cluster.health import HealthServer
 from dtorch.cluster.keys import Keys
-from dtorch.cluster.membership import Beat, Joined, Left, Lost, Member
-from dtorch.cluster.processes import looks
+from dtorch.cluster.membership import Beat, Joined, Left, Lost
 from dtorch.cluster.pulse import REFUSED
 from tests.cluster.peers import (
     AGAIN,
@@ -87,7 +86,6 @@ def test_a_frozen_worker_is_lost_and_does_not_come_back(house: House) -> None:
     frozen = house.join("frozen")
     frozen.signal(signal.SIGSTOP)
     assert house.changes.next(Lost).member.name == "frozen"
-    assert looks(frozen.pid) == "stopped"
     frozen.signal(signal.SIGCONT)
     # It does not hold the service for dead, for it was itself away; it is told that it is out.
     assert frozen.told() == ("word", REFUSED)
@@ -148,21 +146,18 @@ def test_a_worker_in_a_long_kernel_beats(house: House) -> None:
     assert not house.changes.of(Lost)
 
 
-def test_a_worker_that_cannot_run_python_is_spared_while_it_computes(house: House) -> None:
-    asked: list[str | None] = []
-
-    def spare(one: Member) -> bool:
-        asked.append(looks(one.pid))
-        return asked[-1] == "busy"
-
-    house.serve(spare=spare)
-    busy = house.join("busy")
-    busy.tell((compute,))
-    await_true(lambda: len(asked) >= 5)
+def test_who_cannot_run_python_lives_until_it_is_stopped(house: House) -> None:
+    server = house.serve()
+    held, computing, idle = (house.join(name) for name in ("held", "computing", "idle"))
+    held.tell((hold, 60))
+    computing.tell((compute,))
+    await_true(lambda: [s.silent_s > 3 * QUICK["dead_s"] for s in server.standings()] == [True, True, False])
     assert not house.changes.of(Lost)
-    busy.signal(signal.SIGSTOP)
-    assert house.changes.next(Lost).member.name == "busy"
-    assert asked[-1] == "stopped" and set(asked[:-1]) == {"busy"}
+    for peer in (computing, held):
+        peer.signal(signal.SIGSTOP)
+        assert house.changes.next(Lost).member.name == ("computing" if peer is computing else "held")
+    idle.tell(None)
+    assert house.changes.next(Left).member.name == "idle"
 
 
 def test_a_member_that_leaves_a_frozen_service_leaves_no_thread(house: House) -> None:

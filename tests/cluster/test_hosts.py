@@ -123,6 +123,20 @@ def test_the_same_numbers_as_plain_pytorch(program: Console) -> None:
     program.run("from tests.cluster.across import differences\nresult = differences()")
 
 
+HOLD = """
+import ctypes
+def held(x):
+    ctypes.PyDLL(None).sleep(0 if x.is_meta else 4)
+    return x + 1
+hold = dtorch.local_map(held, [[Shard(0)]], [Shard(0)])
+"""
+
+
+def test_who_holds_pythons_lock_is_not_lost(program: Console) -> None:
+    program.run(USE.format(devices=4) + HOLD + "\nassert hold(x).to_torch().tolist() == (torch.arange(7.0) + 1).tolist()")
+    program.run(USE.format(devices=4) + "ctypes.PyDLL(None).sleep(4)\nassert x.to_torch().tolist() == torch.arange(7.0).tolist()")
+
+
 def test_a_host_that_is_cut_off(cluster: Cluster, program: Console) -> None:
     workers, agent = cluster.b.workers(), cluster.processes["beta"]
     lost = lost_by(program, cluster.b.cut)

@@ -9,6 +9,7 @@ from dtorch.cluster.membership import (
     MOST_ENDED,
     Beat,
     BeatArrived,
+    BrokenOff,
     Change,
     Departed,
     Introduced,
@@ -27,6 +28,13 @@ LOOK_S = BEAT_S / 2
 
 def member(name: str = "w0", incarnation: int = 1, pid: int = 7) -> Member:
     return Member(name=name, role="worker", incarnation=incarnation, host="h", pid=pid, devices=("cpu:0",))
+
+
+def cut_off(membership: Membership, one: Member | None = None) -> None:
+    """A member comes, of which all that is heard is what is said to be."""
+    one = one or member()
+    membership.handle(Introduced(one))
+    assert membership.handle(BrokenOff(one)) == []
 
 
 class Clock:
@@ -67,7 +75,7 @@ def test_who_beats_stays(membership: Membership, clock: Clock) -> None:
 def test_who_falls_silent_is_lost_once_and_in_time(membership: Membership, clock: Clock) -> None:
     one, other = member("a"), member("b")
     for m in (one, other):
-        membership.handle(Introduced(m))
+        cut_off(membership, m)
     clock.pass_on(10, one, other)
     last = Beat(operator="aten::mm", instructions=5)
     membership.handle(BeatArrived(one, last))
@@ -82,7 +90,7 @@ def test_who_falls_silent_is_lost_once_and_in_time(membership: Membership, clock
 
 
 def test_who_never_beats_is_lost_too(membership: Membership, clock: Clock) -> None:
-    membership.handle(Introduced(member()))
+    cut_off(membership)
     (lost,) = clock.pass_on(DEAD_S + 2 * LOOK_S)
     assert isinstance(lost, Lost) and lost.last is None
 
@@ -98,7 +106,7 @@ def test_who_leaves_is_not_lost(membership: Membership, clock: Clock) -> None:
 def test_time_in_which_nobody_looked_is_no_silence(
     membership: Membership, clock: Clock, away_s: float, silent_before_s: float
 ) -> None:
-    membership.handle(Introduced(member()))
+    cut_off(membership)
     clock.pass_on(1, member())
     assert clock.pass_on(silent_before_s) == []
     clock.now_s += away_s
@@ -108,7 +116,7 @@ def test_time_in_which_nobody_looked_is_no_silence(
 
 
 def test_who_is_dead_after_a_pause_is_found_out(membership: Membership, clock: Clock) -> None:
-    membership.handle(Introduced(member()))
+    cut_off(membership)
     clock.pass_on(1, member())
     clock.now_s += 60
     clock.look()
@@ -117,7 +125,7 @@ def test_who_is_dead_after_a_pause_is_found_out(membership: Membership, clock: C
 
 
 def test_a_machine_that_is_always_late_judges_too(membership: Membership, clock: Clock) -> None:
-    membership.handle(Introduced(member()))
+    cut_off(membership)
     assert clock.pass_on(20, member(), step_s=1.0) == []
     assert [type(c) for c in clock.pass_on(20, step_s=1.0)] == [Lost]
 
@@ -131,7 +139,7 @@ def test_who_is_known_to_live_is_spared_until_not(clock: Clock) -> None:
 
     membership = Membership(BEAT_S, DEAD_S, spare)
     clock = Clock(membership)
-    membership.handle(Introduced(member()))
+    cut_off(membership)
     assert clock.pass_on(1, member()) == [] and asked == []
     assert clock.pass_on(10) == []
     assert 5 <= len(asked) <= 10  # not at each look: it may take some time
@@ -141,8 +149,21 @@ def test_who_is_known_to_live_is_spared_until_not(clock: Clock) -> None:
     assert isinstance(lost, Lost) and lost.silent_s < DEAD_S + LOOK_S
 
 
-def test_one_process_may_come_again(membership: Membership, clock: Clock) -> None:
+def test_who_answers_pings_lives_until_not(membership: Membership, clock: Clock) -> None:
     membership.handle(Introduced(member()))
+    assert clock.pass_on(100) == []
+    # Of another process with its name, whose connection has ended late.
+    membership.handle(BrokenOff(member(incarnation=0)))
+    assert clock.pass_on(10) == []
+    membership.handle(BrokenOff(member()))
+    assert membership.handle(Introduced(member())) == [] and clock.pass_on(10) == []
+    membership.handle(BrokenOff(member()))
+    (lost,) = clock.pass_on(LOOK_S)
+    assert isinstance(lost, Lost) and lost.silent_s >= 10
+
+
+def test_one_process_may_come_again(membership: Membership, clock: Clock) -> None:
+    cut_off(membership)
     clock.pass_on(1.5)
     assert membership.handle(Introduced(member())) == []
     assert clock.pass_on(1.5) == []
@@ -173,7 +194,7 @@ def test_another_of_the_name_is_refused(membership: Membership, other: Member) -
 
 @pytest.mark.parametrize("how", ["lost", "left"])
 def test_who_was_given_up_does_not_come_back(membership: Membership, clock: Clock, how: str) -> None:
-    membership.handle(Introduced(member()))
+    cut_off(membership)
     if how == "lost":
         clock.pass_on(10)
     else:

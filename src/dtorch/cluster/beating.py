@@ -42,7 +42,6 @@ class HealthMember:
         beat_s: how often to beat; the service expects the same.
         dead_s: after how much silence the service is held to be gone.
         first_s: for how long its first answer is waited for at least: it may be about to start.
-        spare: asked before that; True when the service's process is known to live, e.g. because ``looks(pid)`` says so.
     """
 
     def __init__(
@@ -57,11 +56,10 @@ class HealthMember:
         beat_s: float = BEAT_S,
         dead_s: float = DEAD_S,
         first_s: float = 0.0,
-        spare: Callable[[], bool] = lambda: False,
     ) -> None:
         self._aio, self._credentials, self._address = grpc_aio(), member_credentials(keys), address
         self._member, self._beat_s, self._dead_s = hello, beat_s, dead_s
-        self._status, self._spare = guarded(status, Beat()), guarded(spare, False)
+        self._status = guarded(status, Beat())
         self._on_word, self._on_silence = guarded(on_word, None), guarded(on_silence, None)
         self._silence, self._first_s = Silence(dead_s), first_s
         self._unanswered, self._heard_word, self._refused = 0, 0, False
@@ -108,7 +106,7 @@ class HealthMember:
             self._silence.pass_on(gap_s)
             if self._silence.silent_s == 0.0:
                 told = False
-            elif judges and not told and self._is_due() and self._silence.is_final(self._spare):
+            elif judges and not told and self._is_due() and self._silence.is_final():
                 told = True
                 self._on_silence(self._silence.silent_s)
 

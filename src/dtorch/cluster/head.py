@@ -37,7 +37,6 @@ from .health import HealthServer
 from .keys import Keys
 from .membership import Change, Left, Lost, Member
 from .node import Node, end_with_parent
-from .processes import looks
 from .roster import Lease, lease
 from .status import member, members, workers
 
@@ -222,11 +221,8 @@ class Controller(Node):
         return self.relay.ask(lambda: msgspec.msgpack.encode(self.status()))
 
     def _spare(self, member: Member) -> bool:
-        # The client that has started this process need not speak: its end is seen, and it may hold Python's lock for long.
-        if self._owned and member.role == "client":
-            return True
-        process = self.own.process(member.name)
-        return process is not None and looks(process) == "busy"
+        # The client that has started this process need not speak, and may be stopped: its end is seen.
+        return self._owned and member.role == "client"
 
 
 def main() -> None:

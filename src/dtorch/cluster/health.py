@@ -23,6 +23,7 @@ from .membership import (
     DEAD_S,
     LOOKS_A_BEAT,
     BeatArrived,
+    BrokenOff,
     Change,
     Departed,
     Introduced,
@@ -35,7 +36,7 @@ from .membership import (
     Standing,
 )
 from .pulse import LARGEST_NBYTES, REFUSED, Bye, Heard, Hello, OtherVersion, Pulse, Word, encode, read_hello, read_member
-from .rpc import METHOD, SERVER, SERVICE, STATUS, Loop, grpc_aio, guarded, server_credentials
+from .rpc import METHOD, SERVER, SERVICE, STATUS, Loop, grpc_aio, guarded, pinging, server_credentials
 
 log = logging.getLogger("dtorch.health")
 
@@ -59,8 +60,7 @@ class HealthServer:
         on_event: called for each change, from the service's thread, which it must not hold up.
         beat_s: how often members are to be heard.
         dead_s: after how much silence one is lost.
-        spare: asked from the same thread before a member is lost to silence; True when it is known to live, e.g. because
-            ``looks(member.pid)`` says so.
+        spare: asked from the same thread before a member is lost to silence; True when it is known to live.
         status: tells, as bytes, what someone who asks shall know; nobody may ask when omitted.
 
     Attributes:
@@ -84,7 +84,7 @@ class HealthServer:
     ) -> None:
         self._aio, self._on_event, self._dead_s = grpc_aio(), guarded(on_event, None), dead_s
         self._status = status
-        self._look_s = beat_s / LOOKS_A_BEAT
+        self._look_s, self._options = beat_s / LOOKS_A_BEAT, (*SERVER, *pinging(beat_s, dead_s))
         self._membership = Membership(beat_s, dead_s, guarded(spare, False))
         self._links: dict[str, _Link] = {}
         # A service that follows this one on the same address counts on.
@@ -113,7 +113,7 @@ class HealthServer:
             self._loop.finish(self._end())
 
     async def _start(self, keys: Keys, address: str) -> str:
-        self._server = self._aio.server(options=SERVER)
+        self._server = self._aio.server(options=self._options)
         handler = self._aio_handler()
         self._server.add_generic_rpc_handlers((handler,))
         host, _, port = address.rpartition(":")
@@ -188,6 +188,8 @@ class HealthServer:
         try:
             return await self._hear(link, context)
         finally:
+            if self._links.get(link.member.name) is link:
+                self._handle(BrokenOff(link.member))
             await link.end()
 
     async def _hear(self, link: _Link, context: Any) -> None:

@@ -99,11 +99,6 @@ class LocalWorkers:
             if own == name and process is not None:
                 process.kill()
 
-    def process(self, name: str) -> int | None:
-        """Number of the process of a worker; None for one that is not of this host."""
-        found = [p.pid for p, own in zip(self._processes, self._names, strict=True) if own == name and p is not None]
-        return found[0] if found else None
-
     @property
     def running(self) -> dict[str, int]:
         """Names and process numbers of all that run."""

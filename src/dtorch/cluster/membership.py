@@ -1,6 +1,7 @@
 """Who is there: a state machine without I/O. Beats and looks at the clock come in, who joined, left or was lost goes out.
 
-Slow is not dead, and who cannot look cannot judge. Silence is the sum of the times between looks, and of a longer time than
+Slow is not dead: who is silent, for a thread of its own holds Python's lock, but whose connection answers, lives. And who
+cannot look cannot judge. Silence is the sum of the times between looks, and of a longer time than
 looks are apart only that much counts: whoever held this process up may have held up the beats as well. After such a time
 nobody is judged before one more look, so that what has come meanwhile is read first.
 """
@@ -71,6 +72,12 @@ class BeatArrived(msgspec.Struct, frozen=True):
     beat: Beat
 
 
+class BrokenOff(msgspec.Struct, frozen=True):
+    """Nothing answers at the other end of a member's connection, until it is introduced again."""
+
+    member: Member
+
+
 class Departed(msgspec.Struct, frozen=True):
     """A member said that it ends."""
 
@@ -116,7 +123,7 @@ class Refused(msgspec.Struct, frozen=True):
     why: str
 
 
-Happened = Introduced | BeatArrived | Departed | Looked
+Happened = Introduced | BeatArrived | BrokenOff | Departed | Looked
 Change = Joined | Left | Lost | Refused
 
 
@@ -160,7 +167,11 @@ class Silence:
         else:
             self.silent_s += gap_s
 
-    def is_final(self, spare: Callable[[], bool]) -> bool:
+    def judge_anew(self) -> None:
+        """Whoever was spared is not any more."""
+        self._judged_at_s = self._dead_s
+
+    def is_final(self, spare: Callable[[], bool] = lambda: False) -> bool:
         """Whether it has lasted too long; where ``spare`` says that this one lives, the question is put again later."""
         if self.silent_s < self._judged_at_s:
             return False
@@ -175,12 +186,24 @@ class Standing(Silence):
 
     Attributes:
         beat: what it told last.
+        connected: its connection answers.
     """
 
     def __init__(self, member: Member, dead_s: float) -> None:
         super().__init__(dead_s)
         self.member = member
         self.beat: Beat | None = None
+        self.connected = True
+
+    def introduced(self) -> None:
+        """It has a connection."""
+        self.connected = True
+        self.heard()
+
+    def broken_off(self) -> None:
+        """It has none any more: whether it is lost need not wait for the next time that the question is put."""
+        self.connected = False
+        self.judge_anew()
 
 
 class Membership:
@@ -213,6 +236,11 @@ class Membership:
                     standing.beat = beat
                     standing.heard()
                 return []
+            case BrokenOff(member):
+                standing = self._standing(member)
+                if standing is not None:
+                    standing.broken_off()
+                return []
             case Departed(member):
                 return [] if self._standing(member) is None else [Left(self._end(member.name).member)]
             case Looked(now_s):
@@ -231,7 +259,7 @@ class Membership:
                 return [Refused(member, f"incarnation {member.incarnation} of {name!r} has left or was lost: start anew")]
             return self._join(member)
         if _one_process(there.member, member):
-            there.heard()
+            there.introduced()
             return []
         if member.incarnation <= there.member.incarnation:
             taken = f"process {there.member.pid} on {there.member.host!r}"
@@ -255,7 +283,10 @@ class Membership:
         standings = self.standings()
         for standing in standings:
             standing.pass_on(gap_s)
-        return [self._lose(s) for s in standings if judges and s.is_final(partial(self._spare, s.member))]
+        return [self._lose(s) for s in standings if judges and s.is_final(partial(self._lives, s))]
+
+    def _lives(self, standing: Standing) -> bool:
+        return standing.connected or self._spare(standing.member)
 
     def _lose(self, standing: Standing) -> Lost:
         self._end(standing.member.name)

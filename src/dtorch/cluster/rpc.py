@@ -48,9 +48,7 @@ SERVER = (
     # Else two services could share a port, and each get some of the members.
     ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", 5_000),
-    # Connections to machines that are no longer there end some time.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 GUEST = (
     *COMMON,
@@ -62,6 +60,17 @@ GUEST = (
 )
 MEMBER = (*GUEST, *BEATS)
 ASKING = (*GUEST, ("grpc.max_receive_message_length", MOST_STATUS_NBYTES))
+
+
+def pinging(beat_s: float, dead_s: float) -> tuple[tuple[str, int], ...]:
+    """Options of a server that ends the connections of those that do not answer.
+
+    gRPC's own threads answer a ping, and need no lock of Python's for that; of a process that is stopped they do not, and behind
+    a cut link neither. A ping goes out when nothing has come for ``beat_s``, and an answer is there before ``dead_s``.
+    """
+    wait_ms = round((dead_s - beat_s) * 1e3)
+    waits = ("grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    return ("grpc.keepalive_time_ms", round(beat_s * 1e3)), *((name, wait_ms) for name in waits)
 
 
 def grpc_aio() -> ModuleType:

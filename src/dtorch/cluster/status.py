@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from ..core.control import WorkerInfo
 from ..observability.status import MemberStatus, State, Status, WorkerStatus
 from .membership import BEAT_S, Beat, Standing
-from .processes import resident_nbytes
 from .roster import Lease, Roster
 
 OVERDUE_S = 2 * BEAT_S
@@ -24,6 +24,14 @@ def alone() -> Status:
     devices, nbytes = "all devices", resident_nbytes(pid)
     worker = WorkerStatus(name=name, host=host, number=0, pid=pid, devices=devices, state="idle", memory_nbytes=nbytes)
     return Status(role=name, name=name, host=host, pid=pid, epoch=1, running=True, workers=[worker])
+
+
+def resident_nbytes(pid: int) -> int:
+    """What of a process is in memory; 0 where that cannot be seen."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        return 0
 
 
 def members(standings: Standings, role: str) -> list[MemberStatus]:
