@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from dtorch.cli import main
 from dtorch.cluster.keys import Keys, default_path
@@ -90,6 +93,21 @@ def _with(field: str, part: object) -> Callable[[dict[str, str]], object]:
     return lambda parts: {**parts, field: part}
 
 
+def _locked(secret: str) -> str:
+    """A private key behind a password."""
+    key = serialization.load_pem_private_key(secret.encode(), None)
+    kind = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, kind, serialization.BestAvailableEncryption(b"x")).decode()
+
+
+def _of_another_curve(certificate: str) -> str:
+    """A certificate that names a curve which there is not: a single byte is damaged."""
+    named, other = (bytes.fromhex(f"06082a8648ce3d0301{last}") for last in ("07", "7f"))
+    der = x509.load_pem_x509_certificate(certificate.encode()).public_bytes(serialization.Encoding.DER)
+    assert named in der
+    return ssl.DER_cert_to_PEM_cert(der.replace(named, other))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -100,6 +118,9 @@ def _with(field: str, part: object) -> Callable[[dict[str, str]], object]:
         _with("more", "x"),
         _with("hub_secret", zmq.curve_keypair()[1].decode()),
         _with("hub_secret", "é" * 40),
+        _with("hub_secret", "~" * 40),
+        lambda parts: {**parts, "certificate_secret": _locked(parts["certificate_secret"])},
+        lambda parts: {**parts, "certificate": _of_another_curve(parts["certificate"])},
         _with("certificate", Keys.generate().certificate),
         lambda parts: [],
         lambda parts: None,

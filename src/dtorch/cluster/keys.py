@@ -95,8 +95,6 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             keys = msgspec.json.decode(text, type=cls)
             _check(keys)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            if isinstance(error, UsageError):
-                raise
             # What was wrong is told without the text, which may be secret.
             given, rule = (
                 f"{of}, which holds no whole key",
@@ -188,15 +186,27 @@ def _check(keys: Keys) -> None:
         ValueError: they do not.
     """
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     for public, secret in ((keys.hub_public, keys.hub_secret), (keys.member_public, keys.member_secret)):
-        if len(secret) != 40 or zmq.curve_public(secret.encode()) != public.encode():
+        if len(secret) != 40 or _public(secret) != public.encode():
             raise ValueError("a pair of keys does not match")
-    certificate = x509.load_pem_x509_certificate(keys.certificate.encode())
-    secret_key = load_pem_private_key(keys.certificate_secret.encode(), password=None)
-    if certificate.public_key() != secret_key.public_key():
+    try:
+        certificate = x509.load_pem_x509_certificate(keys.certificate.encode())
+        secret_key = load_pem_private_key(keys.certificate_secret.encode(), password=None)
+        belongs = certificate.public_key() == secret_key.public_key()
+    except (UnsupportedAlgorithm, x509.InvalidVersion, TypeError) as error:
+        raise ValueError("the certificate or its key is of another kind") from error
+    if not belongs:
         raise ValueError("the certificate is of another key")
+
+
+def _public(secret: str) -> bytes:
+    try:
+        return zmq.curve_public(secret.encode())
+    except zmq.ZMQError as error:
+        raise ValueError("a key is not in Z85") from error
 
 
 def _certificate() -> tuple[str, str]:
