@@ -39,9 +39,18 @@ def devices(text: str) -> list[dict[str, int]]:
 
 
 def reached_by(other: str) -> str:
-    """The address of this host on the way to another, which is given as ``HOST:PORT``."""
+    """The address of this host on the way to another, which is given as ``HOST:PORT``.
+
+    Raises:
+        UsageError: no such host is known, or there is no way to it.
+    """
     host, _, port = other.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Nothing is sent.
-        probe.connect((host, int(port)))
+        try:
+            # Nothing is sent.
+            probe.connect((host, int(port)))
+        except OSError as error:
+            rule, where = "an agent reaches its controller over IPv4", "dtorch agent --controller"
+            remedy = "give a name or an address that this host knows"
+            raise UsageError(four_parts(f"the controller {host!r}: {error.strerror}", rule, where, remedy)) from error
         return str(probe.getsockname()[0])

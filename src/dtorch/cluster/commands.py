@@ -43,10 +43,10 @@ def run_agent(controller: str, given: str, key: str | None, address: str | None,
     """Be the agent of this host until told to end; returns the exit code."""
     _log()
     keys, (parent, health), each = _keys(key), ports(controller), devices(given)
-    name = f"{socket.gethostname()}-{os.getpid()}"
+    name, here = f"{socket.gethostname()}-{os.getpid()}", address or reached_by(health)
     with exposed(metrics) as expose:
         relay = Relay(keys.lock, "tcp://127.0.0.1:*", (parent, name, keys.line))
-        agent = Agent(relay, keys, health, name, each, address or reached_by(health))
+        agent = Agent(relay, keys, health, name, each, here)
         expose(lambda: relay.ask(agent.status))
         # Before it has joined nothing has to be ended in order.
         _follow_input(key, lambda: relay.call(agent.close) if agent.joined else os._exit(FAILED))
