@@ -90,12 +90,16 @@ class Door:
             link, _ = self._socket.accept()
         except TimeoutError:
             return
+        # Before anything is read: whom the kernel tells to be somebody else could keep this worker waiting.
+        if not _same_user(link):
+            link.close()
+            return
         link.settimeout(HELLO_S)
         try:
             said, memory, *_ = socket.recv_fds(link, SECRET_NBYTES + 4, 1)
         except OSError:
             said, memory = b"", []
-        known = hmac.compare_digest(said[:SECRET_NBYTES], self._secret) and _same_user(link)
+        known = hmac.compare_digest(said[:SECRET_NBYTES], self._secret)
         if known and len(memory) == 1 and len(said) == SECRET_NBYTES + 4:
             self._came[struct.unpack("!I", said[SECRET_NBYTES:])[0]] = link, memory[0]
             return
