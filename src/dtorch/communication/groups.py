@@ -80,7 +80,7 @@ class Waiter:
             job, done = given
             try:
                 done.set_result(job())
-            except RuntimeError as error:
+            except Exception as error:
                 done.set_exception(error)
 
 
