@@ -28,8 +28,7 @@ class Post:
         self._me, self._key = me, lock.key
         self._context = zmq.Context()
         self._gate = Gate(self._context, lock)
-        self._box = self._gate.listen(f"tcp://{address}:*")
-        self._box.set(zmq.MAXMSGSIZE, MOST_NBYTES)
+        self._box = self._gate.listen(f"tcp://{address}:*", MOST_NBYTES)
         self.address = self._box.getsockopt_string(zmq.LAST_ENDPOINT)
         self._addresses: list[str] = []
         self._ways: dict[int, zmq.Socket] = {}

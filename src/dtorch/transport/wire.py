@@ -65,9 +65,11 @@ class Gate:
         """Whether a public key is let in."""
         return key == self._lock.key.member_public
 
-    def listen(self, address: str) -> zmq.Socket:
-        """A socket to which others connect by name."""
+    def listen(self, address: str, most_nbytes: int = MOST_NBYTES) -> zmq.Socket:
+        """A socket to which others connect by name, and send no larger frames."""
         socket = _socket(self._context, zmq.ROUTER)
+        # What is set after ``bind`` does not hold for who connects there.
+        socket.set(zmq.MAXMSGSIZE, most_nbytes)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         # Who comes back under the same name takes the place of what is left of before.
         socket.set(zmq.ROUTER_HANDOVER, 1)
