@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 import dtorch
 from dtorch import Partial, Replicate, Shard
+from dtorch.tensor import client as clients
 
 
 @pytest.fixture(params=[None, 2], ids=["embedded", "processes"], scope="module")
@@ -69,3 +73,77 @@ def test_one_session_at_a_time() -> None:
     dtorch.session()
     with pytest.raises(dtorch.UsageError, match="while a session is running"):
         dtorch.init()
+
+
+def at_once(*works: Callable[[], object]) -> None:
+    """Run each in a thread, all at the same time."""
+    together, errors = threading.Barrier(len(works)), []
+
+    def run(work: Callable[[], object]) -> None:
+        together.wait(30)
+        try:
+            work()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_threads_that_reset_at_once_begin_one_session() -> None:
+    dtorch.shutdown()
+    client = dtorch.init(workers=1)
+    at_once(*[client.reset] * 3)
+    assert dtorch.session() is not client and dtorch.session().status().epoch == 2
+    assert dtorch.ones(3).sum().item() == 3
+    dtorch.shutdown()
+
+
+def test_a_thread_that_ends_a_session_while_another_begins_it_anew_ends_it() -> None:
+    dtorch.shutdown()
+    client = dtorch.init(workers=1)
+
+    def reset() -> None:
+        # The other may have been first.
+        with contextlib.suppress(dtorch.SessionClosedError):
+            client.reset()
+
+    at_once(reset, dtorch.shutdown)
+    assert clients.running() is None
+
+
+@pytest.mark.parametrize("workers", [None, 1], ids=["embedded", "processes"])
+def test_a_session_that_was_shut_down_does_not_begin_anew(workers: int | None) -> None:
+    dtorch.shutdown()
+    client = dtorch.init(workers=workers)
+    dtorch.shutdown()
+    with pytest.raises(dtorch.SessionClosedError, match=r"dtorch\.init"):
+        client.reset()
+    assert clients.running() is None
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
+    dtorch.shutdown()
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with clients.beginning:
+            held.set()
+            over.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
+    child = os.fork()
+    if child == 0:
+        # The child's end shall be nothing to the tests.
+        os._exit(3 if clients.beginning.acquire(timeout=5) else 4)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    over.set()
+    holder.join()
+    assert code == 3

@@ -15,7 +15,7 @@ from .cluster.connection import Connection, join, own
 from .cluster.ray import is_ray, on_ray
 from .cluster.status import alone
 from .controller.service import Service
-from .core.errors import MeshError, UsageError, four_parts
+from .core.errors import MeshError, SessionClosedError, UsageError, four_parts
 from .core.hosting import Hosting
 from .core.mesh import DeviceMesh
 from .core.program import MeshInfo
@@ -78,6 +78,11 @@ def init(
 
 def shutdown() -> None:
     """End the session and release the data of all its tensors. The next use starts a new one."""
+    with clients.beginning:
+        _end()
+
+
+def _end() -> None:
     client = clients.running()
     if client is not None:
         client.close()
@@ -196,9 +201,15 @@ def _check_known(service: Service, mesh: DeviceMesh | MeshInfo) -> None:
 
 
 def _again(begin: Callable[[], Client], client: Client) -> None:
-    """Another session in place of a client's."""
-    client.end()
-    clients.set_current(begin())
+    """Another session in place of a client's, where another thread has not begun it meanwhile."""
+    with clients.beginning:
+        running = clients.running()
+        if running is None:
+            given, rule = "reset() of a session that was shut down", "a session begins anew in place of one that is on"
+            raise SessionClosedError(four_parts(given, rule, "dtorch.session().reset()", "begin another with dtorch.init()"))
+        if running is client:
+            client.end()
+            clients.set_current(begin())
 
 
 def _forked() -> None:
@@ -214,5 +225,6 @@ def _forked() -> None:
 _inherited: list[Client] = []
 
 clients.set_starter(_first_use)
-atexit.register(shutdown)
+# A thread that is beginning a session does not hold up the end of the process.
+atexit.register(_end)
 os.register_at_fork(after_in_child=_forked)

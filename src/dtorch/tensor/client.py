@@ -5,6 +5,7 @@ The client never computes. It may run far ahead of the workers; only ``request``
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -279,9 +280,11 @@ class Client(Stream):
     def reset(self) -> None:
         """Begin a new session on the workers that are there, after one was lost for one.
 
-        All tensors of this one are gone, and ``dtorch.session()`` is another client then.
+        All tensors of this one are gone, and ``dtorch.session()`` is another client then. Where another thread has begun one in
+        place of this already, that stays.
 
         Raises:
+            SessionClosedError: this session was shut down.
             WorkerLost: there are not as many workers as this session had.
         """
         if self._reset is None:
@@ -328,7 +331,16 @@ _current: Client | None = None
 _starter: Callable[[], Client] | None = None
 
 beginning = threading.RLock()
-"""Held by who begins a session: there is one at a time."""
+"""Held by who begins or ends a session: there is one at a time."""
+
+
+def _forked() -> None:
+    """In a forked child: whichever thread held it is not here."""
+    global beginning
+    beginning = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def set_starter(starter: Callable[[], Client]) -> None:
