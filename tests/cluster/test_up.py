@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +19,12 @@ import pytest
 
 import dtorch
 from dtorch import UsageError, init_device_mesh
+from dtorch.cli import main
 from dtorch.cluster import connection
-from dtorch.cluster.description import launches, read
+from dtorch.cluster import up as watching
+from dtorch.cluster.description import Launch, launches, read
 from dtorch.cluster.keys import Keys
-from dtorch.cluster.up import up
+from dtorch.cluster.up import MOST_LINE_NBYTES, Watch, up
 from tests.cluster.network import COMMAND, ENVIRONMENT, WAIT_S, eventually
 
 WHOLE = """
@@ -186,3 +190,35 @@ def test_a_cluster_ends_with_its_controller(tmp_path: Path, hosts: dict[str, str
         running.kill()
         running.wait()
     assert running.returncode == 1 and "[one (controller)] ended with status -9" in said
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, controller: str, agent: str) -> list[str]:
+    """What is printed of two commands of a shell, of which the second ends soon."""
+    monkeypatch.setattr(watching, "END_S", 0.5)
+    commands = ((True, controller), (False, agent))
+    started = [Launch(host="a", is_controller=first, command=["sh", "-c", text]) for first, text in commands]
+    out = io.StringIO()
+    assert Watch(started, Keys.generate(), out).run() == 1
+    return out.getvalue().splitlines()
+
+
+def test_what_a_host_has_started_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.monotonic()
+    lines = watched(monkeypatch, "sleep 30 & echo $!; cat > /dev/null", "sleep 1")
+    assert time.monotonic() - began < 20 and lines[-1] == "[a (controller)] ended with status 0"
+    left = int(lines[0].removeprefix("[a (controller)] "))
+    eventually(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_line_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = watched(monkeypatch, "cat > /dev/null", "head -c 1000000 /dev/zero | tr '\\0' x")
+    parts = [line.removeprefix("[a] ") for line in lines if line.startswith("[a] x")]
+    assert sum(map(len, parts)) == 1_000_000 and max(map(len, parts)) <= 3 * MOST_LINE_NBYTES
+
+
+def test_without_ssh_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    Keys.generate().write(tmp_path / "key")
+    file = write(tmp_path, "hosts: [a]\nkey: key")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["up", str(file)]) == 2
+    assert "the command 'ssh': No such file" in capsys.readouterr().err

@@ -16,11 +16,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+from ..core.errors import UsageError, four_parts
 from .description import Launch, launches, read
 from .keys import Keys
 
 END_S = 15.0
 """How long hosts may take to end."""
+
+MOST_LINE_NBYTES = 1 << 16
+"""A line of a host that is longer is printed in parts."""
 
 FAILED = 1
 
@@ -29,7 +33,7 @@ def up(path: str, dry_run: bool = False) -> int:
     """Start the cluster that a file describes, and watch it until it ends; returns the exit code.
 
     Raises:
-        UsageError: the file is wrong, or there is no key.
+        UsageError: the file is wrong, or there is no key, or no ssh.
     """
     described = read(path)
     started = launches(described)
@@ -87,10 +91,14 @@ class Watch:
         return kinds == {True, False}
 
     def _start(self, launch: Launch) -> None:
-        # Of its own group, for Ctrl-C is this command's to act on.
-        process = subprocess.Popen(
-            launch.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        try:
+            # Of its own group, for Ctrl-C is this command's to act on.
+            process = subprocess.Popen(
+                launch.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            given, rule = f"the command {launch.command[0]!r}: {error.strerror}", "hosts are reached by ssh"
+            raise UsageError(four_parts(given, rule, "dtorch up", "install an OpenSSH client on this machine")) from error
         assert process.stdin is not None and process.stdout is not None
         self._running[process] = launch
         self._selector.register(process.stdout, selectors.EVENT_READ, (process, bytearray()))
@@ -108,8 +116,10 @@ class Watch:
             process, begun = ready.data
             came = os.read(ready.fd, 1 << 16)
             *lines, rest = (bytes(begun) + came).split(b"\n")
+            if len(rest) > MOST_LINE_NBYTES or (rest and not came):
+                lines, rest = [*lines, rest], b""
             begun[:] = rest
-            for line in [*lines, *([rest] if rest and not came else [])]:
+            for line in lines:
                 self._print(process, line.decode(errors="replace"))
             if not came:
                 self._ended(process)
@@ -137,10 +147,12 @@ class Watch:
         deadline_s = time.monotonic() + END_S
         while self._running and (left_s := deadline_s - time.monotonic()) > 0:
             self._turn(left_s)
-        for process in self._running:
-            process.kill()
-        while self._running:
-            self._turn(None)
+        for process in list(self._running):
+            # With what it has started, for that has its output too. Who has it all the same is not waited for.
+            # Of a group that has ended but for being waited for, some systems say that it may not be killed.
+            with suppress(PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            self._ended(process)
 
     def _print(self, process: subprocess.Popen[bytes], line: str) -> None:
         launch = self._running[process]
