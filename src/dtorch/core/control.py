@@ -12,8 +12,8 @@ import msgspec
 from .errors import ProtocolError, four_parts
 from .hosting import Hosting
 
-VERSION = 1
-"""Of this page. ``program.VERSION`` is that of the instructions."""
+VERSION = 2
+"""Of this page: raised with every change of what it says. ``program.VERSION`` is that of the instructions."""
 
 # Towards the workers.
 START, MEET, SUBMIT, REQUEST, END, CLOSE = "start", "meet", "submit", "request", "end", "close"

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-VERSION = 3
+VERSION = 4
+"""Of this page: raised with every change of what it says. Who speaks another version is refused."""
 
 
 class Slot(msgspec.Struct, frozen=True, tag="slot"):
