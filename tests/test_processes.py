@@ -14,6 +14,8 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -49,6 +51,45 @@ def children() -> list[psutil.Process]:
 def started(before: set[int]) -> list[psutil.Process]:
     """The workers among the processes that were not there before."""
     return [p for p in children() if p.pid not in before and "dtorch.process" in " ".join(p.cmdline())]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A session of one's own.
+
+    Attributes:
+        before: the processes that were there before it.
+        ones: two for each worker, which has a device each.
+    """
+
+    before: set[int]
+    ones: dtorch.Tensor
+
+    def workers(self) -> list[psutil.Process]:
+        """Its workers, the first to be started first."""
+        return sorted(started(self.before), key=lambda p: p.pid)
+
+    def read_until_lost(self, match: str) -> str:
+        """What is said when a reading fails."""
+        with pytest.raises(WorkerLost, match=match) as caught:
+            while True:
+                self.ones.sum().item()
+        return str(caught.value)
+
+
+@contextmanager
+def begun(workers: int) -> Iterator[Begun]:
+    """A session of worker processes that work, of which no process is left afterwards."""
+    dtorch.shutdown()
+    before = {p.pid for p in children()}
+    dtorch.init(workers=workers)
+    try:
+        ones = dtorch.ones(2 * workers, device_mesh=init_device_mesh("cpu", workers), placements=[Shard(0)])
+        assert ones.sum().item() == 2 * workers
+        yield Begun(before, ones)
+    finally:
+        dtorch.shutdown()
+    assert {p.pid for p in children()} == before
 
 
 @pytest.mark.usefixtures("processes")
@@ -221,37 +262,24 @@ def test_wrong_use() -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_worker_that_dies_is_told_at_once(waits: bool) -> None:
-    dtorch.shutdown()
-    before = {p.pid for p in children()}
-    dtorch.init(workers=2)
-    mesh = init_device_mesh("cpu", 2)
-    x = dtorch.ones(4, device_mesh=mesh, placements=[Shard(0)])
-    assert x.sum().item() == 4
-    worker = sorted(started(before), key=lambda p: p.pid)[0]
-    if waits:
-        # The client waits for a worker that waits.
-        worker.suspend()
-        timer = threading.Timer(0.5, worker.kill)
-        timer.start()
-    else:
-        worker.kill()
-    with pytest.raises(WorkerLost, match=rf"process {worker.pid} on .*, which hosts devices 0, 2, ..., was ended by signal 9"):
-        while True:
-            x.sum().item()
-    if waits:
-        timer.join()
-    dtorch.shutdown()
-    assert {p.pid for p in children()} == before
+    with begun(2) as session:
+        worker = session.workers()[0]
+        if waits:
+            # The client waits for a worker that waits.
+            worker.suspend()
+            timer = threading.Timer(0.5, worker.kill)
+            timer.start()
+        else:
+            worker.kill()
+        session.read_until_lost(rf"process {worker.pid} on .*, which hosts devices 0, 2, ..., was ended by signal 9")
+        if waits:
+            timer.join()
 
 
-def test_nothing_is_left(tmp_path: Path) -> None:
-    dtorch.shutdown()
+def test_nothing_is_left() -> None:
     files = {p.name for p in Path(tempfile.gettempdir()).glob("dtorch-*")}
-    before = {p.pid for p in children()}
-    dtorch.init(workers=2)
-    assert len(started(before)) == 2
-    dtorch.shutdown()
-    assert {p.pid for p in children()} == before
+    with begun(2) as session:
+        assert len(session.workers()) == 2
     assert {p.name for p in Path(tempfile.gettempdir()).glob("dtorch-*")} <= files
 
 
@@ -282,73 +310,48 @@ def test_an_environment_variable_is_enough_and_no_worker_outlives_its_client(end
 
 
 def test_the_survivors_go_on_after_a_reset() -> None:
-    dtorch.shutdown()
-    before = {p.pid for p in children()}
-    dtorch.init(workers=3)
-    mesh = init_device_mesh("cpu", 3)
-    x = dtorch.ones(6, device_mesh=mesh, placements=[Shard(0)])
-    assert x.sum().item() == 6
-    first = {p.pid: p for p in started(before)}
-    lost = min(first)
-    first[lost].kill()
-    with pytest.raises(WorkerLost):
-        while True:
-            x.sum().item()
-    dtorch.session().reset()
-    assert dtorch.ones(6, device_mesh=mesh, placements=[Shard(0)]).sum().item() == 6
-    # The health service notices as well, in its own time, and does no harm then.
-    threading.Event().wait(3)
-    assert dtorch.ones(6, device_mesh=mesh, placements=[Shard(0)]).sum().item() == 6
-    assert {p.pid for p in started(before)} & set(first) == set(first) - {lost}
-    with pytest.raises(SessionClosedError):
-        (x + 1).to_torch()
-    dtorch.shutdown()
+    with begun(3) as session:
+        first = session.workers()
+        first[0].kill()
+        session.read_until_lost(f"process {first[0].pid} ")
+        dtorch.session().reset()
+        mesh = session.ones.device_mesh
+        assert dtorch.ones(6, device_mesh=mesh, placements=[Shard(0)]).sum().item() == 6
+        # The health service notices as well, in its own time, and does no harm then.
+        threading.Event().wait(3)
+        assert dtorch.ones(6, device_mesh=mesh, placements=[Shard(0)]).sum().item() == 6
+        assert set(session.workers()) & set(first) == set(first[1:])
+        with pytest.raises(SessionClosedError):
+            (session.ones + 1).to_torch()
 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_frozen_worker_is_lost_and_the_others_go_on(waits: bool) -> None:
-    dtorch.shutdown()
-    before = {p.pid for p in children()}
-    dtorch.init(workers=3)
-    mesh = init_device_mesh("cpu", 3)
-    x = dtorch.ones(6, device_mesh=mesh, placements=[Shard(0)])
-    assert x.sum().item() == 6
-    first = {p.pid for p in started(before)}
-    frozen = min(started(before), key=lambda p: p.pid)
-    if not waits:
-        frozen.suspend()
-    else:
-        timer = threading.Timer(0.3, frozen.suspend)
-        timer.start()
-    with pytest.raises(WorkerLost, match=rf"process {frozen.pid} .*has been silent for \d") as caught:
-        while True:
-            x.sum().item()
-    assert "reset()" in str(caught.value) and "the last instructions were" in str(caught.value)
-    if waits:
-        timer.join()
-    dtorch.session().reset()
-    assert dtorch.ones(6, device_mesh=mesh, placements=[Shard(0)]).sum().item() == 6
-    assert {p.pid for p in started(before)} & first == first - {frozen.pid}
-    dtorch.shutdown()
-    assert {p.pid for p in children()} == before
+    with begun(3) as session:
+        first = session.workers()
+        frozen = first[0]
+        if not waits:
+            frozen.suspend()
+        else:
+            timer = threading.Timer(0.3, frozen.suspend)
+            timer.start()
+        said = session.read_until_lost(rf"process {frozen.pid} .*has been silent for \d")
+        assert "reset()" in said and "the last instructions were" in said
+        if waits:
+            timer.join()
+        dtorch.session().reset()
+        assert dtorch.ones(6, device_mesh=session.ones.device_mesh, placements=[Shard(0)]).sum().item() == 6
+        assert set(session.workers()) & set(first) == set(first[1:])
 
 
 def test_a_controller_that_dies_or_freezes_is_told_and_ends_its_workers() -> None:
     for end in (psutil.Process.kill, psutil.Process.suspend):
-        dtorch.shutdown()
-        before = {p.pid for p in children()}
-        dtorch.init(workers=2)
-        x = dtorch.ones(4, device_mesh=init_device_mesh("cpu", 2), placements=[Shard(0)])
-        assert x.sum().item() == 4
-        new = [p for p in children() if p.pid not in before]
-        (controller,) = [p for p in new if p not in started(before)]
-        end(controller)
-        with pytest.raises(WorkerLost, match="the controller at"):
-            while True:
-                x.sum().item()
-        psutil.wait_procs([p for p in new if p != controller], timeout=30)
-        dtorch.shutdown()
-        assert {p.pid for p in children()} == before
+        with begun(2) as session:
+            new = [p for p in children() if p.pid not in session.before]
+            (controller,) = [p for p in new if p not in session.workers()]
+            end(controller)
+            session.read_until_lost("the controller at")
+            psutil.wait_procs([p for p in new if p != controller], timeout=30)
 
 
 def test_what_workers_log_arrives_until_the_end(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
@@ -416,15 +419,13 @@ def test_threads_that_begin_a_session_at_once_begin_one(first_use: bool, monkeyp
 
 @pytest.mark.parametrize("ends", ["shutdown", "reset"])
 def test_values_on_their_way_do_not_come_when_the_session_ends(ends: str) -> None:
-    dtorch.shutdown()
-    dtorch.init(workers=2)
-    x, client = dtorch.ones(4, device_mesh=init_device_mesh("cpu", 2), placements=[Shard(0)]), os.getpid()
-    slow = dtorch.local_map(lambda p: (os.getpid() != client and time.sleep(1)) or p, [[Shard(0)]], [Shard(0)])
-    pending = [slow(x).to_torch_async() for _ in range(2)][1]
-    dtorch.shutdown() if ends == "shutdown" else dtorch.session().reset()
-    with pytest.raises(SessionClosedError, match="on its way"):
-        pending.get(30)
-    dtorch.shutdown()
+    client = os.getpid()
+    with begun(2) as session:
+        slow = dtorch.local_map(lambda p: (os.getpid() != client and time.sleep(1)) or p, [[Shard(0)]], [Shard(0)])
+        pending = [slow(session.ones).to_torch_async() for _ in range(2)][1]
+        dtorch.shutdown() if ends == "shutdown" else dtorch.session().reset()
+        with pytest.raises(SessionClosedError, match="on its way"):
+            pending.get(30)
 
 
 FORKS = """
