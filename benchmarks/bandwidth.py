@@ -9,14 +9,12 @@ import torch.distributed as dist
 
 import dtorch
 from dtorch import Partial, Placement, Replicate, Shard, init_device_mesh
-from dtorch.core.program import Barrier
 from dtorch.tensor.client import Client
 
 from .figure import Figure
-from .processes import session
+from .processes import beside, session
 from .ranks import Ranks, ranks
 from .setting import Setting
-from .timing import Pairs, Sample, clocked
 
 LARGE = 16 << 20
 """Elements of the tensor that is moved: 64 MiB."""
@@ -48,17 +46,8 @@ def _figure(setting: Setting, workers: int, kind: str, client: Client, gloo: Ran
         x = dtorch.from_local([torch.ones(LARGE // ROW, ROW) for _ in range(workers)], mesh, [source])
     else:
         x = dtorch.Tensor(torch.ones(LARGE // ROW, ROW), device_mesh=mesh, placements=[source])
-    base: list[Sample] = []
-    other: list[Sample] = []
-    for number in range(setting.times(16, 3)):
-        client.request(Barrier())
-        ours = clocked(lambda: ([x.redistribute(placements=[target]) for _ in range(RUNS)], client.request(Barrier())))
-        theirs = gloo.run(kind, RUNS)
-        # The first warms both up.
-        if number:
-            other.append(ours)
-            base.append(Sample(wall_s=theirs, cpu_s=theirs))
-    pairs = Pairs(base=base, other=other)
+    ours, theirs = lambda: [x.redistribute(placements=[target]) for _ in range(RUNS)], lambda: gloo.run(kind, RUNS)
+    pairs, _ = beside(client, ours, theirs, setting.times(16, 3))
     return Figure(
         name=f"bandwidth.{kind}_{workers}",
         title=f"{kind} of 64 MiB on {workers} worker processes, time to gloo's",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,7 @@ from .add import TIMES, adds, placed
 from .client_only import client_only
 from .figure import Figure
 from .setting import Setting
-from .timing import Pairs, Sample, clocked
+from .timing import Pairs, Sample, Work, clocked
 
 WORKERS = (2, 8)
 
@@ -39,6 +39,28 @@ def session(workers: int) -> Iterator[Client]:
     finally:
         dtorch.shutdown()
         clients.set_current(before)
+
+
+def beside(client: Client, issue: Work, theirs: Callable[[], float], rounds: int) -> tuple[Pairs, float]:
+    """Time what a client issues, until its workers have done it, in turn with another side. The first round warms both up.
+
+    Args:
+        theirs: lets the other side run; the seconds that it took.
+
+    Returns:
+        The pairs, and the least processor time of the client for ``issue``, in seconds.
+    """
+    base: list[Sample] = []
+    other: list[Sample] = []
+    issued: list[Sample] = []
+    for number in range(rounds):
+        client.request(Barrier())
+        ours = clocked(lambda: (issued.append(clocked(issue)), client.request(Barrier())))
+        taken = theirs()
+        if number:
+            other.append(ours)
+            base.append(Sample(wall_s=taken, cpu_s=taken))
+    return Pairs(base=base, other=other), min(sample.cpu_s for sample in issued)
 
 
 @torch.no_grad()

@@ -6,12 +6,16 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+END_S = 10.0
+"""How long ranks may take to end."""
 
 Job = Callable[[str], Any]
 """One run of what is measured, by name."""
@@ -31,27 +35,46 @@ class Ranks:
         ]
         for process in self._processes:
             process.start()
+        # So that the end of a rank is seen at ours.
+        for _, theirs in links:
+            theirs.close()
 
     def run(self, name: str = "run", times: int = 1) -> float:
-        """Seconds for so many runs in a row, of the slowest rank."""
+        """Seconds for so many runs in a row, of the slowest rank.
+
+        Raises:
+            EOFError, ConnectionError: a rank has failed.
+        """
         for link in self._links:
             link.send((name, times))
-        return max(link.recv() for link in self._links)
+        return max(self._answers())
 
     def answer(self, name: str) -> Any:
         """What the job of rank 0 gives."""
         for link in self._links:
             link.send((name, 0))
-        first, *_ = [link.recv() for link in self._links]
-        return first
+        return self._answers()[0]
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes; at once those that wait for one that has failed."""
         for link in self._links:
-            link.send(None)
+            with suppress(ConnectionError):
+                link.send(None)
         for process in self._processes:
+            process.join(END_S)
+            process.kill()
             process.join()
+        for link in self._links:
+            link.close()
         self._directory.cleanup()
+
+    def _answers(self) -> list[Any]:
+        answers: dict[Connection, Any] = {}
+        while len(answers) < len(self._links):
+            for link in wait([link for link in self._links if link not in answers]):
+                assert isinstance(link, Connection)
+                answers[link] = link.recv()
+        return [answers[link] for link in self._links]
 
 
 @contextmanager

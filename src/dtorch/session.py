@@ -52,8 +52,8 @@ def init(
         simulate: logical devices by type that share one physical device, e.g. ``{"cuda": 8}``. A CPU mesh needs none.
         key: file with the cluster's key; what ``DTORCH_KEY`` says, else ``~/.dtorch/key``, when omitted. On Ray there is none.
         spread: on Ray, whether workers are spread over its nodes rather than packed on few.
-        log_level: what other processes of the session log of this level and above, e.g. ``logging.INFO``, arrives in this process'
-            ``logging`` under ``dtorch.remote``, warnings as of the level ``WARNING``. Nothing does when omitted.
+        log_level: what other processes of the session log of this level and above, e.g. ``logging.INFO``, arrives in this
+            process' ``logging`` under ``dtorch.remote``, warnings as of the level ``WARNING``. Nothing does when omitted.
 
     Raises:
         UsageError: a session is running already, or the arguments make none.

@@ -216,7 +216,9 @@ def test_a_line_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(map(len, parts)) == 1_000_000 and max(map(len, parts)) <= 3 * MOST_LINE_NBYTES
 
 
-def test_without_ssh_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_ssh_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     Keys.generate().write(tmp_path / "key")
     file = write(tmp_path, "hosts: [a]\nkey: key")
     monkeypatch.setenv("PATH", str(tmp_path))
