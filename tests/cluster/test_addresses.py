@@ -17,7 +17,9 @@ def test_a_controller_and_its_health_service() -> None:
     assert ports("10.0.0.1") == ("tcp://10.0.0.1:7717", "10.0.0.1:7718")
 
 
-@pytest.mark.parametrize("text", ["", ":7000", "a:b:7000", "host:65535", "host:0", "host:x", "http://host:7000", "a b:7000"])
+@pytest.mark.parametrize(
+    "text", ["", ":7000", "a:b:7000", "host:65535", "host:0", "host:x", "http://host:7000", "a b:7000", "[::1]:7000", "::1"]
+)
 def test_what_names_no_controller_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
         ports(text)

@@ -23,7 +23,7 @@ from dtorch.cluster.beating import HealthMember
 from dtorch.cluster.health import HealthServer
 from dtorch.cluster.keys import Keys
 from dtorch.cluster.membership import Beat, Joined, Left, Lost
-from dtorch.cluster.pulse import REFUSED, Word
+from dtorch.cluster.pulse import REFUSED, VERSION, Word
 from dtorch.core.errors import UsageError
 from tests.cluster.peers import QUICK, WAIT_S, Heard, await_true, member
 
@@ -57,7 +57,7 @@ def house() -> Iterator[House]:
 
 
 def test_a_member_joins_beats_and_leaves(house: House) -> None:
-    status = Beat(operator="aten::mm", queue=2, instructions=2**40, memory_nbytes=2**35, busy_s=0.25, extras={"level": 3})
+    status = Beat(operator="aten::mm", instructions=2**40, memory_nbytes=2**35, busy_s=0.25)
     one = house.enter(status=lambda: status)
     assert one.await_answer(WAIT_S) and house.changes.next(Joined).member == member()
     await_true(lambda: house.server.standings()[0].beat == status)
@@ -143,7 +143,7 @@ def test_a_version_that_is_not_ours_is_told(house: House, monkeypatch: pytest.Mo
     words = Heard()
     house.enter(on_word=words)
     word = words.next(Word)
-    assert word.text == REFUSED and "version 7" in word.detail and "version 1" in word.detail
+    assert word.text == REFUSED and "version 7" in word.detail and f"version {VERSION}" in word.detail
     assert house.changes.all == []
 
 

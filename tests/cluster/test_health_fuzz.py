@@ -22,7 +22,7 @@ from tests.cluster.peers import WAIT_S, Heard, await_true, member
 
 KEYS = Keys.generate()
 SETTINGS: dict[str, Any] = {"beat_s": 0.5, "dead_s": 10.0}
-SEEDS = [encode(Hello(VERSION, member("fuzz"), 0)), encode(Pulse(0, Beat(operator="x", extras={"a": 1}))), encode(Bye())]
+SEEDS = [encode(Hello(VERSION, member("fuzz"), 0)), encode(Pulse(0, Beat(operator="x", busy_s=0.5))), encode(Bye())]
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from dtorch.core.errors import ProtocolError
 from tests.cluster.mutations import mutated
 
 MEMBER = Member(name="w0", role="worker", incarnation=1, host="h", pid=7, devices=("cpu:0", "cpu:2"))
-BEAT = Beat(operator="aten::mm", queue=3, instructions=9, memory_nbytes=2**40, busy_s=0.5, extras={"a": 1, "b": "x", "c": 0.5})
+BEAT = Beat(operator="aten::mm", instructions=9, memory_nbytes=2**40, busy_s=0.5)
 FROM_MEMBERS = [Hello(VERSION, MEMBER, 3), Pulse(2**62, BEAT), Bye()]
 FROM_SERVERS = [Heard(), Word(2**62, "end", "why")]
 

@@ -36,7 +36,7 @@ python: /opt/my env/bin/python
 devices: cpu:4
 hosts:
   - node1
-  - {host: node2, user: you, devices: "cpu:8", address: 10.0.0.3, python: python3.11, ssh: [-J, gate]}
+  - {host: node2, user: you, devices: "cpu:8", address: 10.0.0.3, python: "~/my env/bin/python", ssh: [-J, gate]}
 """
 
 
@@ -62,7 +62,7 @@ def test_what_is_started_where(tmp_path: Path, capsys: pytest.CaptureFixture[str
         "-J",
         "gate",
         "you@node2",
-        f"exec python3.11 {agent} cpu:8 --address 10.0.0.3 --key -",
+        f"exec ~/'my env/bin/python' {agent} cpu:8 --address 10.0.0.3 --key -",
     ]
     # Nothing is started, and no key is needed.
     assert up(str(tmp_path / "cluster.yaml"), dry_run=True) == 0

@@ -17,10 +17,10 @@ def ports(text: str) -> tuple[str, str]:
     Raises:
         UsageError: it is neither.
     """
-    match = re.fullmatch(r"(?:tcp://)?(\[[0-9a-fA-F:]+\]|[^:/\s]+)(?::(\d{1,5}))?/?", text)
+    match = re.fullmatch(r"(?:tcp://)?([^:/\s\[\]]+)(?::(\d{1,5}))?/?", text)
     port = int(match[2] or PORT) if match else 0
     if match is None or not 0 < port < 65535:
-        rule = f"a controller is named by HOST:PORT; it uses PORT ({PORT} when left out) and the next one"
+        rule = f"a controller is named by HOST:PORT, reached over IPv4; it uses PORT ({PORT} when left out) and the next one"
         raise UsageError(four_parts(f"the address {text!r}", rule, "the controller's address", "give e.g. 10.0.0.1:7717"))
     return f"tcp://{match[1]}:{port}", f"{match[1]}:{port + 1}"
 

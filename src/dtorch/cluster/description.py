@@ -127,9 +127,14 @@ def launches(described: ClusterFile) -> list[Launch]:
 
 def _launch(described: ClusterFile, entry: str | HostEntry, words: list[str]) -> Launch:
     host, user = entry if isinstance(entry, str) else entry.host, _of(described, entry, "user")
-    remote = shlex.join([_of(described, entry, "python"), "-m", "dtorch", *words, "--key", "-"])
+    remote = f"{_program(_of(described, entry, 'python'))} {shlex.join(['-m', 'dtorch', *words, '--key', '-'])}"
     ssh = [*SSH, *_of(described, entry, "ssh"), f"{user}@{host}" if user else host, f"exec {remote}"]
     return Launch(host=host, is_controller=words[0] == "controller", command=ssh)
+
+
+def _program(path: str) -> str:
+    """A path for the shell of a host, which knows what home is there."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
 def _of(described: ClusterFile, entry: str | HostEntry, field: str) -> Any:

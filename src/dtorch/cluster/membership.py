@@ -45,18 +45,15 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         operator: the last that it began.
-        queue: batches that wait for it.
         instructions: how many it has done.
         memory_nbytes: what of it is in memory.
         busy_s: for how long it has been at what it does now; 0 when idle.
     """
 
     operator: Annotated[str, msgspec.Meta(max_length=1024)] = ""
-    queue: int = 0
     instructions: int = 0
     memory_nbytes: int = 0
     busy_s: float = 0.0
-    extras: dict[str, int | float | str] = {}
 
 
 class Introduced(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from msgspec import msgpack
 from ..core.errors import ProtocolError, four_parts
 from .membership import Beat, Member
 
-VERSION = 1
+VERSION = 2
 
 LARGEST_NBYTES = 64 * 1024
 """A longer message is not taken."""

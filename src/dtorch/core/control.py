@@ -20,7 +20,7 @@ START, MEET, SUBMIT, REQUEST, END, CLOSE = "start", "meet", "submit", "request",
 WELCOME, REFUSED, LOST, WAITING = "welcome", "no", "lost", "waiting"
 # Away from them.
 HELLO, READY, DONE, REPLY, GONE, LOG = "hello", "ready", "done", "reply", "gone", "log"
-# Through the health service: to workers, that the session of this number has broken; to all, that the worker of this name is to end.
+# Through the health service: to workers, that the session of this number has broken; to all, which worker is to end.
 ABORT, KILL = "abort", "kill"
 
 

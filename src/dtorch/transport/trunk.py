@@ -9,7 +9,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -122,7 +123,11 @@ class Trunk:
         """Whoever waits or calls is told that a worker, or the listener, is gone."""
         why = self._make_lost(worker, how)
         self._flow.lose(why)
-        if not self._welcome.done():
+        self._give_up(why)
+
+    def _give_up(self, why: BaseException) -> None:
+        """Whoever waits for the session to begin is told that it does not."""
+        with suppress(InvalidStateError):
             self._welcome.set_exception(why)
 
     def _send(self, kind: str, first: int, parts: Sequence[Part], replies: Sequence[Future[Reply]] = ()) -> None:
@@ -166,11 +171,13 @@ class Trunk:
         if head.kind == WELCOME:
             start = body(frames, Start)
             self._flow = Flow(head.epoch, len(start.workers))
-            self._welcome.set_result(start)
+            # Who has been given up meanwhile is welcome no more.
+            with suppress(InvalidStateError):
+                self._welcome.set_result(start)
         elif head.kind == WAITING:
             self.there = head.count
         elif head.kind == REFUSED:
-            self._welcome.set_exception(ProtocolError(body(frames, str)))
+            self._give_up(ProtocolError(body(frames, str)))
         elif head.kind == LOG:
             # Also before the session is on.
             self._logged(body(frames, Record))
