@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +25,7 @@ import torch
 
 import dtorch
 from dtorch import MeshError, Partial, RemoteError, Replicate, SessionClosedError, Shard, UsageError, WorkerLost, init_device_mesh
+from dtorch.transport.messages import encode_batch
 from tests.models.zoo import MODELS, VOCABULARY, assert_same_training, llama, mixtral, without_dropout
 from tests.worker.test_workers import picky
 
@@ -241,6 +243,26 @@ def test_an_interrupt_leaves_the_session_as_it_is() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert (x + 1).sum().item() == 12
+
+
+@pytest.mark.usefixtures("processes")
+def test_an_interrupt_while_a_batch_is_made_ready_loses_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = dtorch.ones(6, device_mesh=init_device_mesh("cpu", 3), placements=[Shard(0)])
+    x.add_(1)
+
+    def interrupted(*given: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return encode_batch(*given)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr("dtorch.transport.trunk.encode_batch", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            dtorch.session().flush()
+    finally:
+        monkeypatch.undo()
+        signal.signal(signal.SIGINT, before)
+    assert x.tolist() == [2.0] * 6
 
 
 def test_wrong_use() -> None:

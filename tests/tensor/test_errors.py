@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -360,3 +362,35 @@ def test_keyboard_interrupt_in_a_worker_leaves_the_session_usable(monkeypatch: p
         with pytest.raises(RemoteError, match="KeyboardInterrupt"):
             after.to_torch()
         assert (x * 4).tolist() == [4.0] * 4
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it is sent", "after it was sent"])
+def test_an_interrupt_of_a_hand_over_undoes_nothing(monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    with own_session() as (client, _):
+        x = dtorch.ones(4, device_mesh=MESH)
+        x.add_(1)
+        sink, submit = client.sink, client.sink.submit
+
+        def interrupted(first: int, batch: list[Any]) -> None:
+            if after:
+                submit(first, batch)
+            signal.raise_signal(signal.SIGINT)
+            if not after:
+                submit(first, batch)
+
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        monkeypatch.setattr(sink, "submit", interrupted)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                client.flush()
+        finally:
+            monkeypatch.undo()
+            signal.signal(signal.SIGINT, before)
+        if after:
+            assert x.tolist() == [2.0] * 4
+        else:
+            # What was interrupted before it ran never passes for a value.
+            with pytest.raises(RemoteError, match="KeyboardInterrupt"):
+                x.tolist()
+        # Nothing that was defined on the way is lost.
+        assert dtorch.ones(4, device_mesh=MESH).add_(1).tolist() == [2.0] * 4

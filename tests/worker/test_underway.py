@@ -13,7 +13,8 @@ import torch
 import dtorch
 from dtorch import DeviceMesh, Partial, Replicate, Shard, init_device_mesh
 from dtorch.core.errors import RemoteError
-from dtorch.core.program import Failure
+from dtorch.core.program import Failure, Free
+from dtorch.tensor.client import current_client
 from dtorch.testing.threads import threaded_session
 from dtorch.worker import underway
 from dtorch.worker.store import Poison, Store, settled
@@ -129,6 +130,16 @@ def test_a_failure_meanwhile_spoils_only_what_depends_on_it(all_meanwhile: Devic
         chained.to_torch()
     torch.testing.assert_close(fine.to_torch(), numbers)
     assert mapped(good - 20).redistribute(placements=[Replicate(), Replicate()]).sum().item() == (numbers - 20).sum()
+
+
+def test_a_value_that_is_missing_on_one_worker_keeps_nobody_waiting(all_meanwhile: DeviceMesh) -> None:
+    client = current_client()
+    x = dtorch.Tensor(torch.ones(4, 6), device_mesh=all_meanwhile).redistribute(placements=[Shard(0), Shard(1)])
+    assert x.sum().item() == 24
+    # Only the first forgets it, as it should never be.
+    client.sink._network.submit(client.first, [((0,), [Free([x._value.handle])])])
+    with pytest.raises(RemoteError, match="not stored on this worker"):
+        x.redistribute(placements=[Replicate(), Replicate()]).to_torch()
 
 
 def fails_on_large(piece: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from ..core.errors import RemoteError, SessionClosedError, UsageError, four_parts
+from ..core.interrupts import Held
 from ..core.mesh import DeviceMesh
 from ..core.program import (
     Barrier,
@@ -231,12 +232,14 @@ class Client(Stream):
 
     @contextmanager
     def _hand_over(self) -> Iterator[None]:
-        # A finaliser or a signal handler may issue operators at any point, and none may overtake the batch under way.
-        self.handing = True
-        try:
-            yield
-        finally:
-            self.handing = False
+        # An interrupt that lost the batch would undo what earlier lines have done. A finaliser may issue operators at any
+        # point, and none may overtake the batch under way.
+        with Held():
+            self.handing = True
+            try:
+                yield
+            finally:
+                self.handing = False
 
     def settle(self, reply: Reply) -> Any:
         """The result of a reply.

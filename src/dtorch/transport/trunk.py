@@ -34,6 +34,7 @@ from ..core.control import (
     Start,
 )
 from ..core.errors import ProtocolError, SessionClosedError, four_parts
+from ..core.interrupts import Allowed
 from ..core.program import PendingReply, Reply
 from .base import Part
 from .frames import Frame
@@ -225,7 +226,8 @@ class Flow:
         """
         with self._changed:
             try:
-                self._changed.wait_for(self._may_send)
+                with Allowed():
+                    self._changed.wait_for(self._may_send)
             finally:
                 # An interrupt ends the wait, but the batch has to go: what comes after builds on it.
                 if self._lost is None:

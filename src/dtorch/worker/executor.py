@@ -13,6 +13,7 @@ from torch import Tensor
 from ..communication.peers import NO_PEERS, Peers
 from ..core.errors import InternalError
 from ..core.grid import ALL_HERE, Grid, Here
+from ..core.interrupts import Allowed
 from ..core.program import (
     Barrier,
     Call,
@@ -122,15 +123,16 @@ class Executor:
     def _execute(self, first: int, batch: list[Instruction]) -> Any:
         result, done, place, sequence = None, 0, beginning(), first
         try:
-            for instruction in batch:
-                if type(instruction) is Calls:
-                    self._run_calls(sequence, instruction, place)
-                    calls = instruction.count
-                else:
-                    result = self._other(sequence, instruction)
-                    calls = int(type(instruction) is Draw)
-                # At one stroke, for an interrupt may come between calls.
-                done, sequence, place = done + 1, sequence + calls, beginning()
+            with Allowed():
+                for instruction in batch:
+                    if type(instruction) is Calls:
+                        self._run_calls(sequence, instruction, place)
+                        calls = instruction.count
+                    else:
+                        result = self._other(sequence, instruction)
+                        calls = int(type(instruction) is Draw)
+                    # At one stroke, for an interrupt may come between calls.
+                    done, sequence, place = done + 1, sequence + calls, beginning()
         except BaseException as interrupt:
             if self._failing:
                 self._abandon(sequence, batch[done:], place, interrupt)

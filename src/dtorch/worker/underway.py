@@ -166,9 +166,9 @@ class Courier:
 
 
 def nbytes(values: Sequence[Any]) -> int:
-    """Bytes of the pieces of values; one that is under way itself counts as large."""
+    """Bytes of the pieces of values; one that is under way itself counts as large, one that is missing for nothing."""
     return sum(
         LATER_NBYTES if isinstance(value, Pending) else sum(t.nbytes for t in value if isinstance(t, Tensor))
         for value in values
-        if not isinstance(value, Poison)
+        if value is not None and not isinstance(value, Poison)
     )
