@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 from dtorch.cluster import local
-from dtorch.cluster.local import MOST_FAILURES, LocalWorkers
+from dtorch.cluster.local import MOST_FAILURES, LocalWorkers, launch, let_go
 from dtorch.core.control import Task
 from tests.cluster.peers import await_true
 
@@ -36,3 +37,15 @@ def test_who_was_not_told_to_end_is_not_waited_for(monkeypatch: pytest.MonkeyPat
     began_s = time.monotonic()
     workers.end(told=["another.0.0"])
     assert time.monotonic() - began_s < local.END_S / 2
+
+
+def test_a_process_starts_where_the_working_folder_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.syspath_prepend("")
+    gone.rmdir()
+    monkeypatch.setattr(local, "_boot", lambda module: "import os, sys, dtorch; sys.exit(7 if os.getcwd() == os.sep else 1)")
+    process = launch("", NOBODY)
+    assert process.wait(60) == 7
+    let_go(process)

@@ -214,6 +214,43 @@ def test_who_waits_for_a_lost_worker_is_told(cluster: Cluster) -> None:
     gated.gate.set()
 
 
+def test_whoever_waits_is_told_when_the_link_itself_fails(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    gated, failed = Gated(), threading.Event()
+    cluster.worker(0, gated)
+    trunk, _ = cluster.client()
+    (reply,) = trunk.request(0, [((0,), [Fetch(5, ONE, [])])])
+    monkeypatch.setattr(threading, "excepthook", lambda _: failed.set())
+    monkeypatch.setattr("dtorch.transport.trunk.deflated", lambda frame: 1 // 0)
+    trunk.submit(1, [((0,), [])])
+    with pytest.raises(InternalError, match="ZeroDivisionError"):
+        reply.result(WAIT_S)
+    assert failed.wait(WAIT_S)
+    gated.gate.set()
+
+
+def test_the_session_of_a_start_that_was_interrupted_is_not_taken_for_a_later_one(cluster: Cluster) -> None:
+    cluster.worker(0, [])
+    trunk = Trunk(cluster.relay.address, "client", cluster.lock.key, lambda number, how: InternalError(how))
+    cluster.trunks.append(trunk)
+    hello = Hello("client", "client", VERSIONS)
+    # The interrupted one, whose welcome comes when another is waited for.
+    trunk._push(headed(Head(HELLO), hello))
+    trunk.start(hello, WAIT_S)
+    assert trunk.request(0, [((0,), [Fetch(5, ONE, [])])])[0].result(WAIT_S).result == [5, 1]
+
+
+def test_a_session_that_begins_after_all_harms_nobody(cluster: Cluster) -> None:
+    trunk = Trunk(cluster.relay.address, "client", cluster.lock.key, lambda number, how: InternalError(how))
+    cluster.trunks.append(trunk)
+    hello = Hello("client", "client", VERSIONS)
+    threading.Timer(0.1, trunk.lose, (None, "has been silent")).start()
+    with pytest.raises(InternalError, match="silent"):
+        trunk.start(hello, WAIT_S)
+    cluster.worker(0, [])
+    trunk.start(hello, WAIT_S)
+    assert trunk.request(0, [((0,), [Fetch(5, ONE, [])])])[0].result(WAIT_S).result == [5, 1]
+
+
 def test_a_worker_that_ends_before_the_session_is_on_is_replaced(cluster: Cluster) -> None:
     name = "test.0.0"
     hello = Hello("worker", name, VERSIONS, [WorkerInfo(name, "here", 1, "127.0.0.1")])

@@ -151,10 +151,10 @@ class Controller(Node):
         lease.signs[head.workers[0]] = body(frames, Sign)
         lease.waited_for.remove(head.workers[0])
         if not lease.waited_for and self._pending is not None:
-            self._pending = None
+            asked, self._pending = self._pending.asked, None
             meet = Head(MEET, lease.epoch)
             self.pass_down(meet, headed(meet, [lease.signs[n] for n in sorted(lease.signs)]))
-            self.pass_up(headed(Head(WELCOME, lease.epoch), lease.start))
+            self.pass_up(headed(Head(WELCOME, lease.epoch, count=asked), lease.start))
 
     def worker_gone(self, gone: Gone) -> None:
         """The client is told, or the session begins anew without the worker where it had not begun."""

@@ -30,8 +30,12 @@ def launch(module: str, task: msgspec.Struct, **options: object) -> subprocess.P
 
     Only the module and what it imports are loaded, and so not PyTorch where it does without.
     """
+    folder = working_folder()
     # What this process can import, that one can: functions are pickled by the names of their modules.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    paths = [os.path.abspath(p) for p in sys.path if folder is not None or os.path.isabs(p)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    # PyTorch's libraries do not load in a folder that is gone.
+    options["cwd"] = folder or os.sep
     process = subprocess.Popen([sys.executable, "-c", _boot(module)], stdin=subprocess.PIPE, env=environment, **options)  # type: ignore[call-overload]
     assert process.stdin is not None
     # One that has ended already is noticed as one that ends later.
@@ -39,6 +43,14 @@ def launch(module: str, task: msgspec.Struct, **options: object) -> subprocess.P
         process.stdin.write(msgspec.json.encode(task) + b"\n")
         process.stdin.flush()
     return process
+
+
+def working_folder() -> str | None:
+    """Where this process works; None where that is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 def _boot(module: str) -> str:

@@ -38,7 +38,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         kind: one of the names above.
         epoch: the session that it belongs to; what is left of an earlier one is dropped.
         workers: numbers of those it is for, or comes from; none for all.
-        count: of DONE, how many batches have run since the session began; of WAITING, how many workers are there.
+        count: of DONE, how many batches have run since the session began; of WAITING, how many workers are there;
+            of WELCOME, to which HELLO.
     """
 
     kind: Name
@@ -67,6 +68,7 @@ class Hello(msgspec.Struct, frozen=True):
         counts: of a client, the devices of each worker, where they are not the workers' own.
         threads: of a client, how many threads operators are to use.
         log_level: of a client, of which records it wants all processes to send; None for none.
+        asked: of a client, how often it has asked for a session; the welcome says which one it answers.
     """
 
     role: Literal["client", "agent", "worker"]
@@ -77,6 +79,7 @@ class Hello(msgspec.Struct, frozen=True):
     counts: dict[Name, list[Count]] = {}
     threads: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
     log_level: Count | None = None
+    asked: Count = 0
 
 
 class Start(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import zmq
 
 from ..core.control import (
@@ -79,8 +80,8 @@ class Trunk:
         self._queue: deque[list[Any]] = deque()
         self._flow = Flow(0, 0)
         self._welcome: Future[Start] = Future()
-        self.there = 0
-        self._thread = threading.Thread(target=self._work, name="dtorch-trunk", daemon=True)
+        self.there = self._asked = 0
+        self._thread = threading.Thread(target=self._run, name="dtorch-trunk", daemon=True)
         self._thread.start()
 
     def start(self, hello: Hello, timeout_s: float) -> Start:
@@ -92,7 +93,9 @@ class Trunk:
         """
         self._flow.lose(_over("reset()"))
         self._welcome = Future()
-        self._push(headed(Head(HELLO), hello))
+        # Of a start that was interrupted the welcome may be on its way still, and that session ends with this one's begin.
+        self._asked += 1
+        self._push(headed(Head(HELLO), msgspec.structs.replace(hello, asked=self._asked)))
         try:
             return self._welcome.result(timeout_s)
         except TimeoutError:
@@ -145,6 +148,14 @@ class Trunk:
         with self._waking:
             self._wake_out.send(b"")
 
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            # Whoever waits would wait for ever.
+            self.lose(None, f"cannot be spoken to any more, for the link's thread has ended: {error!r}")
+            raise
+
     def _work(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
@@ -169,6 +180,8 @@ class Trunk:
                     log.warning("a message was dropped: %s", error)
 
     def _handle(self, head: Head, frames: list[zmq.Frame]) -> None:
+        if head.kind == WELCOME and head.count != self._asked:
+            return
         if head.kind == WELCOME:
             start = body(frames, Start)
             self._flow = Flow(head.epoch, len(start.workers))

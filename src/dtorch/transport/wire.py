@@ -8,6 +8,10 @@ from typing import Any
 
 import msgspec
 import zmq
+
+# What is sent without a copy needs it to the end, and it ends at exit: with the first such message it would come too late to
+# end after a session.
+import zmq.utils.garbage
 from msgspec import msgpack
 from zmq.auth.thread import ThreadAuthenticator
 
