@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import contextlib
 import os
-import threading
-from collections.abc import Callable, Iterator
-=======
 import subprocess
 import sys
-from collections.abc import Iterator
->>>>>>> 5fd9b56 (Tell whoever waits when the link's thread fails, take no welcome for another, and start processes where the folder is gone)
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -81,7 +77,6 @@ def test_one_session_at_a_time() -> None:
         dtorch.init()
 
 
-<<<<<<< HEAD
 def at_once(*works: Callable[[], object]) -> None:
     """Run each in a thread, all at the same time."""
     together, errors = threading.Barrier(len(works)), []
@@ -154,7 +149,8 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
     over.set()
     holder.join()
     assert code == 3
-=======
+
+
 def test_a_session_ends_at_exit_before_what_it_sends_with() -> None:
     program = """
 import atexit
@@ -164,4 +160,3 @@ import dtorch
 assert order.index("zmq.utils.garbage.GarbageCollector._atexit") < order.index("dtorch.session.shutdown"), order
 """
     assert subprocess.run([sys.executable, "-c", program], timeout=120, check=False).returncode == 0
->>>>>>> 5fd9b56 (Tell whoever waits when the link's thread fails, take no welcome for another, and start processes where the folder is gone)

@@ -12,7 +12,7 @@ import msgspec
 from .errors import ProtocolError, four_parts
 from .hosting import Hosting
 
-VERSION = 2
+VERSION = 3
 """Of this page: raised with every change of what it says. ``program.VERSION`` is that of the instructions."""
 
 # Towards the workers.
