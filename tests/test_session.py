@@ -155,8 +155,8 @@ def test_a_session_ends_at_exit_before_what_it_sends_with() -> None:
     program = """
 import atexit
 order, register = [], atexit.register
-atexit.register = lambda ending, *given: order.append(f"{ending.__module__}.{ending.__qualname__}") or register(ending, *given)
+atexit.register = lambda ending, *given: order.append(str(ending.__module__)) or register(ending, *given)
 import dtorch
-assert order.index("zmq.utils.garbage.GarbageCollector._atexit") < order.index("dtorch.session.shutdown"), order
+assert order.index("zmq.utils.garbage") < order.index("dtorch.session"), order
 """
     assert subprocess.run([sys.executable, "-c", program], timeout=120, check=False).returncode == 0
