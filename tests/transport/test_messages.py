@@ -265,3 +265,5 @@ def test_a_frame_that_inflates_without_end_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr("dtorch.transport.messages.MOST_INFLATED_NBYTES", 1 << 16)
     with pytest.raises(ProtocolError, match="more than 65536 bytes"):
         decode_batch([zlib.compress(b"\0" * (1 << 24), 9)])
+    long = bytes(1 << 17)
+    assert deflated(long) is long

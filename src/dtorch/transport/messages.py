@@ -63,8 +63,8 @@ def decode_reply(frames: Sequence[Frame]) -> Reply:
 
 
 def deflated(frame: Frame) -> Frame:
-    """A msgpack frame as it is to travel."""
-    return zlib.compress(frame, 1) if len(frame) >= WORTH_NBYTES else frame
+    """A msgpack frame as it is to travel: one that would not be inflated again is left as it is."""
+    return zlib.compress(frame, 1) if WORTH_NBYTES <= len(frame) <= MOST_INFLATED_NBYTES else frame
 
 
 def inflated(frame: Frame) -> Frame:
