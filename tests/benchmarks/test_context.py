@@ -7,6 +7,7 @@ import pytest
 from benchmarks import context
 
 
+@pytest.mark.embedded("the memory of this process is what is measured")
 @pytest.mark.parametrize("axis", ["ring_cp", "ulysses_cp"])
 def test_memory_of_a_device_falls_as_the_ring_grows(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "LENGTH", 512)

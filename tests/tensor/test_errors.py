@@ -244,6 +244,8 @@ def test_use_after_shutdown() -> None:
         future = lazy.to_torch_async()
         w = dtorch.ones(4, device_mesh=MESH).requires_grad_()
         loss = (w * 2).sum()
+        # What has come by then can be read afterwards.
+        assert future.wait(60)
         dtorch.shutdown()
         dtorch.shutdown()
         uses = [
