@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtorch.core.interrupts import Allowed, Held
+from dtorch.core.interrupts import Allowed, Held, Insisted
 
 
 @pytest.fixture
@@ -78,6 +78,31 @@ def test_a_handler_that_returns_changes_nothing() -> None:
         assert len(told) == 3
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("raising")
+def test_who_insists_is_heard() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), Held(), Insisted():
+        signal.raise_signal(signal.SIGINT)
+        done.append("once")
+        signal.raise_signal(signal.SIGUSR1)
+        done.append("of another kind")
+        signal.raise_signal(signal.SIGINT)
+        done.append("not reached")
+    assert done == ["once", "of another kind"]
+
+
+def test_an_alarm_is_heard_at_once() -> None:
+    told: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: told.append(number))
+    try:
+        with Held(), Insisted():
+            signal.raise_signal(signal.SIGALRM)
+            assert told == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert len(told) == 1
 
 
 @pytest.mark.usefixtures("raising")

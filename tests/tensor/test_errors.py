@@ -388,11 +388,31 @@ def test_an_interrupt_of_a_hand_over_undoes_nothing(monkeypatch: pytest.MonkeyPa
         finally:
             monkeypatch.undo()
             signal.signal(signal.SIGINT, before)
-        if after:
-            assert x.tolist() == [2.0] * 4
-        else:
-            # What was interrupted before it ran never passes for a value.
-            with pytest.raises(RemoteError, match="KeyboardInterrupt"):
-                x.tolist()
+        assert x.tolist() == [2.0] * 4
         # Nothing that was defined on the way is lost.
         assert dtorch.ones(4, device_mesh=MESH).add_(1).tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_an_interrupt_of_the_embedded_session_lets_the_batch_end_and_a_second_does_not(signals: int) -> None:
+    def strike(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(0 if x.is_meta else signals):
+            signal.raise_signal(signal.SIGINT)
+        return x + 1
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with own_session() as (client, _):
+            x = dtorch.ones(4, device_mesh=MESH, placements=[R])
+            x.add_(1)
+            struck = dtorch.local_map(strike, [[R]], [R])(x)
+            x.mul_(2)
+            with pytest.raises(KeyboardInterrupt):
+                client.flush()
+            if signals == 1:
+                assert x.tolist() == [4.0] * 4 and struck.tolist() == [3.0] * 4
+            else:
+                with pytest.raises(RemoteError, match="KeyboardInterrupt"):
+                    struck.tolist()
+    finally:
+        signal.signal(signal.SIGINT, before)

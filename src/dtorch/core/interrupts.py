@@ -16,18 +16,23 @@ NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 SIGNALS = [int(getattr(signals, name)) for name in NAMES if hasattr(signals, name)]
 """Those that people handle by raising."""
 
+ALARMS = {int(signals.SIGALRM)} if hasattr(signals, "SIGALRM") else set()
+"""They come because something takes too long, so it is no use to wait for its end."""
+
+HOLD, INSIST, ALLOW = range(3)
+
 Handlers = list[tuple[int, Callable[[int, FrameType | None], Any]]]
 
 
 class Held:
-    """While entered, handlers wait: they run at the end, or within ``Allowed``."""
+    """While entered, handlers wait: they run at the end, or within ``Allowed`` and ``Insisted``."""
 
     _current: ClassVar[Held | None] = None
 
     def __init__(self) -> None:
         self._handlers: Handlers = []
         self._came: list[tuple[int, FrameType | None]] = []
-        self._allowed = False
+        self._mode = HOLD
         self._outer: Held | None = None
 
     def __enter__(self) -> None:
@@ -49,23 +54,25 @@ class Held:
             Held._current = self._outer
             self._restore(dict(self._handlers), self._handlers)
 
-    def allow(self, allowed: bool) -> None:
-        """Let handlers run, those that waited first, or wait again."""
-        self._allowed = allowed
-        while allowed and self._came:
-            self._run(dict(self._handlers), *self._came.pop(0))
+    def become(self, mode: int) -> None:
+        """Let handlers run, those that waited first; or wait for another signal of the kind; or wait."""
+        self._mode = mode
+        while self._mode == ALLOW and self._came:
+            self._run(*self._came.pop(0))
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        if self._allowed:
-            self._run(dict(self._handlers), number, frame)
+        waiting = [one for one in self._came if one[0] == number]
+        if self._mode == ALLOW or (self._mode == INSIST and (waiting or number in ALARMS)):
+            self._came = [one for one in self._came if one[0] != number]
+            self._run(number, frame)
         else:
             self._came.append((number, frame))
 
-    def _run(self, handlers: dict[int, Any], number: int, frame: FrameType | None) -> None:
+    def _run(self, number: int, frame: FrameType | None) -> None:
         # One that raises ends what was allowed.
-        self._allowed = False
-        handlers[number](number, frame)
-        self._allowed = True
+        mode, self._mode = self._mode, HOLD
+        dict(self._handlers)[number](number, frame)
+        self._mode = mode
 
     def _restore(self, handlers: dict[int, Any], left: Handlers) -> None:
         """Each handler that is back may raise at once, and the others are to be back as well."""
@@ -84,16 +91,24 @@ class Held:
 class Allowed:
     """Within ``Held``: what may be interrupted, such as a wait. What is interrupted is held again at once."""
 
+    mode = ALLOW
+
     def __enter__(self) -> None:
-        self._allow(True)
+        self._become(self.mode)
 
     def __exit__(self, *_: object) -> None:
-        self._allow(False)
+        self._become(HOLD)
 
-    def _allow(self, allowed: bool) -> None:
+    def _become(self, mode: int) -> None:
         held = Held._current
         if held is not None and _in_main_thread():
-            held.allow(allowed)
+            held.become(mode)
+
+
+class Insisted(Allowed):
+    """Within ``Held``: what had better come to its end, and is interrupted by an alarm or a second signal of the kind only."""
+
+    mode = INSIST
 
 
 def _in_main_thread() -> bool:

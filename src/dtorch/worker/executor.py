@@ -13,7 +13,7 @@ from torch import Tensor
 from ..communication.peers import NO_PEERS, Peers
 from ..core.errors import InternalError
 from ..core.grid import ALL_HERE, Grid, Here
-from ..core.interrupts import Allowed
+from ..core.interrupts import Insisted
 from ..core.program import (
     Barrier,
     Call,
@@ -123,7 +123,7 @@ class Executor:
     def _execute(self, first: int, batch: list[Instruction]) -> Any:
         result, done, place, sequence = None, 0, beginning(), first
         try:
-            with Allowed():
+            with Insisted():
                 for instruction in batch:
                     if type(instruction) is Calls:
                         self._run_calls(sequence, instruction, place)
