@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 import torch
@@ -83,7 +84,7 @@ class Worker:
         devices = tuple(f"{kind}:{count}" for kind, count in self._task.devices.items())
         name, host = self._task.name, self._task.host
         who = Member(name=name, role="worker", incarnation=time.time_ns(), host=host, pid=os.getpid(), devices=devices)
-        member = HealthMember(self._keys, self._task.health, who, self._status, self._told, lambda _: os._exit(ORPHANED))
+        member = HealthMember(self._keys, self._task.health, who, self._status, self._told, self._silent)
         self._line.serve()
         member.close()
 
@@ -99,7 +100,15 @@ class Worker:
             part.peers.abort()
         # What ends another worker is for who started that one.
         elif word.text == REFUSED or (word.text == control.KILL and word.detail == self._task.name):
-            os._exit(ORPHANED)
+            self._give_up(f"the controller has told it to end ({word.text}: {word.detail})")
+
+    def _silent(self, silent_s: float) -> None:
+        self._give_up(f"the controller has been silent for {silent_s:.1f} s")
+
+    def _give_up(self, why: str) -> None:
+        with suppress(OSError, ValueError):
+            print(f"dtorch: worker {self._task.name} ends, for {why}", file=sys.stderr, flush=True)
+        os._exit(ORPHANED)
 
     def _status(self) -> Beat:
         line, part = self._line, self._part

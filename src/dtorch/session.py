@@ -145,7 +145,7 @@ def _check_hosted(hosting: Hosting, device_type: str, ids: Sequence[int]) -> Non
     if limit is not None and max(ids) >= limit:
         given = f"a mesh with {device_type!r} device id {max(ids)}"
         rule = f"there are {limit} {device_type!r} devices, with ids from 0"
-        remedy = "use lower ids, or have more with dtorch.init(devices=...)"
+        remedy = "use lower ids, or have more: dtorch.init(devices=...), or on a cluster agents of more (--devices cpu:N)"
         raise MeshError(four_parts(given, rule, "the device mesh of your tensor", remedy))
 
 

@@ -361,3 +361,13 @@ def test_a_program_without_a_cluster_does_not_load_it() -> None:
     code = "import sys, dtorch, dtorch.cluster.keys, dtorch.cluster.health, dtorch.cluster.beating, dtorch.cli\n"
     done = run(code + "print([name for name in ('grpc', 'cryptography') if name in sys.modules])")
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_long_wait_for_the_service_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtorch.cluster.beating.QUIET_S", 0.05)
+    one = HealthMember(KEYS, "127.0.0.1:1", member(), **QUICK)
+    try:
+        assert not one.await_answer(0.1)
+    finally:
+        one.close()
+    assert "no answer yet from 127.0.0.1:1; waiting for it" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -281,6 +282,18 @@ def test_one_program_at_a_time_and_one_after_the_other(cluster: Cluster) -> None
     cluster.client("three")
     assert [runner.closed for runner in made] == [1, 1, 0]
     assert made[0].batches == [(0, [Free([1])])]
+
+
+def test_a_long_wait_for_workers_is_told(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dtorch.transport.trunk.QUIET_S", 0.5)
+    cluster.worker(0, Recorder())
+    trunk = Trunk(cluster.relay.address, "client", cluster.lock.key, lambda number, how: InternalError(how))
+    cluster.trunks.append(trunk)
+    with pytest.raises(TimeoutError):
+        trunk.start(Hello("client", "client", VERSIONS, wanted=2), 1.0)
+    assert re.search("workers are there, of 2; waiting for them", caplog.text)
 
 
 def test_who_speaks_another_version_is_told_both(cluster: Cluster) -> None:

@@ -220,13 +220,15 @@ def test_draws_count_in_the_sequence(executor: Executor) -> None:
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, pytest.fail.Exception])
 def test_an_interrupt_keeps_the_books(executor: Executor, kind: type[BaseException]) -> None:
     with torch.library._scoped_library("dtorch_test", "DEF") as library:
-        library.define("interrupted(Tensor x) -> Tensor")
+        # A name of its own: PyTorch keeps what it has found under one, whose library may have ended.
+        name = f"interrupted_{kind.__name__}"
+        library.define(f"{name}(Tensor x) -> Tensor")
 
         def interrupt(x: torch.Tensor) -> torch.Tensor:
             raise kind
 
-        library.impl("interrupted", interrupt, "CPU")
-        stop = single(6, "dtorch_test::interrupted.default", Slot(0))
+        library.impl(name, interrupt, "CPU")
+        stop = single(6, f"dtorch_test::{name}.default", Slot(0))
         after = single(7, "aten::neg.default", Slot(0))
         batch: list[Instruction] = [
             stop,

@@ -51,7 +51,9 @@ class Agent(Node):
         try:
             self.joined = self._member.await_answer(JOIN_S)
             if self.joined:
+                log.info("the controller at %s answers; %d workers are started", self._health, self.own.count)
                 super().run()
+                log.info("this host's part is over")
             else:
                 log.error("no answer from the controller's health service at %s within %.0f s", self._health, JOIN_S)
                 self.failed = True

@@ -22,6 +22,9 @@ log = logging.getLogger("dtorch.health")
 MOST_UNANSWERED = 1
 """After more beats than this without an answer, another connection is tried: a cut link gives no other sign."""
 
+QUIET_S = 10.0
+"""Who waits for longer is told for what."""
+
 FAREWELL_S = 0.3
 """For how long a member that ends waits for its last words to go out."""
 
@@ -69,6 +72,11 @@ class HealthMember:
 
     def await_answer(self, timeout_s: float) -> bool:
         """Wait for the service's first answer; False when the time is over."""
+        if timeout_s > QUIET_S:
+            if self._answered.wait(QUIET_S):
+                return True
+            timeout_s -= QUIET_S
+            log.warning("no answer yet from %s; waiting for it for up to %.0f s more", self._address, timeout_s)
         return self._answered.wait(timeout_s)
 
     def close(self) -> None:

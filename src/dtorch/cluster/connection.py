@@ -36,6 +36,12 @@ _NUMBERS = itertools.count()
 ANSWER_S = 30.0
 """How long a controller may take to answer: it may be about to start."""
 
+WITHOUT_CONTROLLER = {
+    True: "call dtorch.shutdown(), read what you saved, and go on from there in a new session",
+    False: "start the controller and the agents that have ended again, call dtorch.session().reset(), read what you saved",
+}
+"""What to do when the controller is gone, of one's own or of a cluster."""
+
 REMEDY = "read what you saved, call dtorch.session().reset() and go on from there on the workers that are left"
 
 
@@ -180,7 +186,9 @@ class Connection:
         rule, where = "a session needs all its workers", f"the last instructions were\n{self.story()}"
         self._gone = self._gone or number is None
         if number is None or self._start is None:
-            return WorkerLost(four_parts(f"the controller at {self._address} {how}", rule, where, REMEDY))
+            return WorkerLost(
+                four_parts(f"the controller at {self._address} {how}", rule, where, WITHOUT_CONTROLLER[self._owned is not None])
+            )
         worker, hosting = self._start.workers[number], self._start.hosting
         given = f"worker {number} (process {worker.pid} on {worker.host}), which hosts {hosting.told(number)}, {how}"
         return WorkerLost(four_parts(given, rule, where, REMEDY))

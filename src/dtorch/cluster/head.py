@@ -124,9 +124,11 @@ class Controller(Node):
         else:
             how = "has left"
         if member.role == "client" and member.name == self._client and not self._owned:
-            log.warning("the client %s %s: its session ends", member.name, how)
+            level = logging.WARNING if isinstance(change, Lost) else logging.INFO
+            log.log(level, "the client %s %s: its session ends", member.name, how)
             self._free()
         elif member.role == "agent":
+            log.warning("the agent %s %s", member.name, how)
             for name in [worker.name for child, worker in self.roster.workers if child == member.name]:
                 self.worker_gone(Gone(name, f"is behind an agent that {how}"))
                 self.health.say(name, KILL, name)
@@ -159,6 +161,8 @@ class Controller(Node):
     def worker_gone(self, gone: Gone) -> None:
         """The client is told, or the session begins anew without the worker where it had not begun."""
         self.roster.remove(gone.worker)
+        if not self._owned:
+            log.warning("worker %s %s", gone.worker, gone.how)
         number = self.lease.number(gone.worker) if self.lease is not None else None
         if self.lease is None or number is None:
             return

@@ -13,8 +13,8 @@ from ..core.grid import Grid, Here
 from ..core.hosting import ALONE, Hosting
 from ..core.program import Call, Calls, DefinePlan, Draw, Forget, Instruction, Put
 
-STORY_LENGTH = 32
-"""Instructions that are remembered; a run of calls counts as one."""
+STORY_LENGTH = 8
+"""Instructions that are remembered, a run of calls as one, and lines that are told."""
 
 STORY_PER_BATCH = 8
 """Instructions of a batch, and calls of a run, that are told at most."""
@@ -68,8 +68,9 @@ class ControllerState:
         return kept
 
     def story(self) -> str:
-        """The last instructions, oldest first, one a line."""
-        return "\n".join(line for entry in self._story for line in self._lines(entry))
+        """The last few instructions, oldest first, one a line."""
+        lines = [line for entry in self._story for line in self._lines(entry)]
+        return "\n".join(lines[-STORY_LENGTH:])
 
     def _note(self, first: int, batch: list[Instruction]) -> None:
         self.counters.batches += 1

@@ -51,6 +51,10 @@ CREDIT_NBYTES = 256 << 20
 """Bytes that may be under way before ``submit`` waits, beside one batch of any size."""
 
 
+QUIET_S = 10.0
+"""Who waits for longer is told for what."""
+
+
 class Trunk:
     """A ``Network`` to the workers of a session, through whoever listens at an address.
 
@@ -97,11 +101,20 @@ class Trunk:
         self._asked += 1
         self._push(headed(Head(HELLO), msgspec.structs.replace(hello, asked=self._asked)))
         try:
-            return self._welcome.result(timeout_s)
+            return self._welcomed(timeout_s, hello.wanted)
         except TimeoutError:
             # Nobody waits any more for a session that might begin later.
             self._push(headed(Head(END)))
             raise
+
+    def _welcomed(self, timeout_s: float, wanted: int) -> Start:
+        if timeout_s > QUIET_S:
+            with suppress(TimeoutError):
+                return self._welcome.result(QUIET_S)
+            timeout_s -= QUIET_S
+            some = f"{self.there or 'no'} workers are there" + (f", of {wanted}" if wanted else "")
+            log.warning("%s; waiting for them for up to %.0f s more", some, timeout_s)
+        return self._welcome.result(timeout_s)
 
     def submit(self, first: int, parts: Sequence[Part]) -> None:
         """Send a batch; waits while workers are far behind."""
