@@ -35,6 +35,9 @@ from .worker.executor import Executor
 PATIENCE_S = 600.0
 """How long a worker waits for another that beats."""
 
+ALONE_S = 20.0
+"""How long a worker may hear nothing of the controller: whoever started it notices sooner, and ends it."""
+
 ORPHANED = 3
 """Exit status of a worker whose controller is gone."""
 
@@ -84,7 +87,7 @@ class Worker:
         devices = tuple(f"{kind}:{count}" for kind, count in self._task.devices.items())
         name, host = self._task.name, self._task.host
         who = Member(name=name, role="worker", incarnation=time.time_ns(), host=host, pid=os.getpid(), devices=devices)
-        member = HealthMember(self._keys, self._task.health, who, self._status, self._told, self._silent)
+        member = HealthMember(self._keys, self._task.health, who, self._status, self._told, self._silent, patience_s=ALONE_S)
         self._line.serve()
         member.close()
 

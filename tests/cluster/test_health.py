@@ -371,3 +371,12 @@ def test_a_long_wait_for_the_service_is_told(caplog: pytest.LogCaptureFixture, m
     finally:
         one.close()
     assert "no answer yet from 127.0.0.1:1; waiting for it" in caplog.text
+
+
+def test_who_is_patient_waits_longer_for_the_service(house: House) -> None:
+    told: dict[str, list[float]] = {"patient": [], "not": []}
+    for name, more in (("patient", {"patience_s": 3 * QUICK["dead_s"]}), ("not", {})):
+        assert house.enter(name, on_silence=told[name].append, **more).await_answer(WAIT_S)
+    house.server.close()
+    await_true(lambda: told["patient"])
+    assert told["not"][0] < 3 * QUICK["dead_s"] <= told["patient"][0]

@@ -45,6 +45,7 @@ class HealthMember:
         beat_s: how often to beat; the service expects the same.
         dead_s: after how much silence the service is held to be gone.
         first_s: for how long its first answer is waited for at least: it may be about to start.
+        patience_s: in place of ``dead_s``, for a member that somebody else ends when the service is gone.
     """
 
     def __init__(
@@ -59,12 +60,13 @@ class HealthMember:
         beat_s: float = BEAT_S,
         dead_s: float = DEAD_S,
         first_s: float = 0.0,
+        patience_s: float = 0.0,
     ) -> None:
         self._aio, self._credentials, self._address = grpc_aio(), member_credentials(keys), address
         self._member, self._beat_s, self._dead_s = hello, beat_s, dead_s
         self._status = guarded(status, Beat())
         self._on_word, self._on_silence = guarded(on_word, None), guarded(on_silence, None)
-        self._silence, self._first_s = Silence(dead_s), first_s
+        self._silence, self._first_s = Silence(patience_s or dead_s), first_s
         self._unanswered, self._heard_word, self._refused = 0, 0, False
         self._answered = threading.Event()
         self._loop, self._closed = Loop.hold(), False
